@@ -1,0 +1,73 @@
+"""Ascend NPUs through torch_npu, imported only when asked for: having the package without CANN must break nothing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from align.devices.base import Device, Flag, When, switch
+from align.dumpers.errors import DeviceError
+
+
+def load_torch_npu() -> Any:
+    """Import torch_npu. Raises DeviceError with what is missing."""
+    if importlib.util.find_spec("torch_npu") is None:
+        raise DeviceError("torch_npu is not installed", "pip install 'npu-align[npu]' on a machine with CANN")
+    try:
+        return importlib.import_module("torch_npu")
+    except Exception as exc:  # without CANN the import fails in many ways: OSError, ImportError, RuntimeError
+        home = os.environ.get("ASCEND_HOME_PATH", "unset")
+        raise DeviceError(
+            f"torch_npu cannot be loaded (ASCEND_HOME_PATH {home}): {exc}", "install CANN and source its set_env.sh, then try again"
+        ) from exc
+
+
+class Npu(Device):
+    """The current Ascend device."""
+
+    kind = "npu"
+
+    def why_unavailable(self) -> str:
+        try:
+            load_torch_npu()
+        except DeviceError as exc:
+            return exc.problem
+        return "" if self._npu.is_available() else "torch_npu sees no device"
+
+    @property
+    def _npu(self) -> Any:
+        return torch.npu  # type: ignore[attr-defined]
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("npu", self._npu.current_device())
+
+    def synchronize(self) -> None:
+        self._npu.synchronize()
+
+    def reset_peak_memory(self) -> None:
+        self._npu.reset_peak_memory_stats()
+
+    def peak_memory(self) -> float:
+        return float(self._npu.max_memory_allocated())
+
+    def name(self) -> str:
+        return str(self._npu.get_device_name())
+
+    def flags(self) -> Mapping[str, Flag]:
+        npu = self._npu
+        items = (
+            switch("npu.matmul.allow_hf32", npu.matmul, "allow_hf32", exact=False),
+            switch("npu.conv.allow_hf32", npu.conv, "allow_hf32", exact=False),
+            Flag(
+                "npu.jit_compile", ("on", "off"), "off", When.ANY_TIME,
+                lambda: "off" if npu.is_jit_compile_false() else "on",
+                lambda value: npu.set_compile_mode(jit_compile=value == "on"),
+            ),
+        )  # fmt: skip
+        return {flag.name: flag for flag in items}

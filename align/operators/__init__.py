@@ -1,0 +1,1 @@
+"""The operator catalog: one file an operator; `registry` collects them."""

@@ -1,0 +1,1 @@
+"""Taps that change a run: substitute, cast, shadow, perturb, clock."""

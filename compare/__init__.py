@@ -1,0 +1,1 @@
+"""Pair, measure, judge and locate: reads traces and arrays, never runs a model, needs no torch."""

@@ -1,0 +1,1 @@
+"""Tell results in the terminal, HTML, JUnit, JSON and Markdown; decides nothing."""
