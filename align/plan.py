@@ -59,13 +59,16 @@ def choose(choices: Iterable[Choice], fuse: Sequence[str], no_fuse: Sequence[str
     return frozenset(c for c in chosen if not any(c.is_selected_by(glob) for glob in no_fuse))
 
 
-def substitutions(sites: Iterable[PlannedSite], plan: Plan) -> tuple[Substitution, ...]:
-    """What has to run other than as written so that the run is the plan's."""
+def substitutions(sites: Iterable[PlannedSite], plan: Plan, *, with_native: bool = False) -> tuple[Substitution, ...]:
+    """What has to run other than as written so that the run is the plan's.
+
+    `with_native` also lists fused sites that run as written, for taps that want to see every fused site.
+    """
     needed = []
     for planned in sites:
         operator = planned.match.operator
         if planned.choice in plan.choices and planned.kernel is not None:
-            if not (planned.match.is_written_fused and planned.kernel.is_native):
+            if with_native or not (planned.match.is_written_fused and planned.kernel.is_native):
                 needed.append(Substitution(planned.site, planned.match, Form.FUSED, planned.kernel))
         elif planned.match.is_written_fused or plan.device.partition(":")[0] in operator.fused_anyway:
             needed.append(Substitution(planned.site, planned.match, Form.UNFUSED))

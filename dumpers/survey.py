@@ -18,6 +18,11 @@ from align.dumpers.wire import Call, CallId, Tap
 
 _MARK = "_align_origin"
 
+# These hand back their very input when there is nothing to do, as every cast to float32 does in the reference run.
+_MAY_RETURN_INPUT = frozenset({
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda", "npu", "contiguous", "dropout", "flatten", "ravel",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -174,6 +179,8 @@ class Survey(Tap):
 
     def finish(self, call: Call, output: Any) -> Any:
         args, kwargs = self._inputs.pop(id(call))
+        if call.op in _MAY_RETURN_INPUT:
+            output = _apart(call, output)
         outputs = []
         for slot, tensor in walk_tensors(output):
             tensor.__dict__[_MARK] = Origin(call.step, call.ident, slot)
@@ -188,12 +195,12 @@ class Survey(Tap):
         self._inputs.pop(id(call), None)
 
     def read(self, call: Call) -> None:
-        for _, tensor in walk_tensors((call.args, call.kwargs)):
-            self.note_outside_reader(tensor, call.step)
+        self.note_outside((call.args, call.kwargs), call.step)
 
-    def note_outside_reader(self, tensor: torch.Tensor, step: int) -> None:
-        """Note that a tensor leaves the model: nothing may fuse it away."""
-        self.graph.add_reader(self._origin(tensor), step, OUTSIDE)
+    def note_outside(self, value: Any, step: int) -> None:
+        """Note that the tensors in a value leave the model: nothing may fuse them away."""
+        for _, tensor in walk_tensors(value):
+            self.graph.add_reader(self._origin(tensor), step, OUTSIDE)
 
     def _origin(self, tensor: torch.Tensor) -> Origin | None:
         return origin_of(tensor) if tensor.__dict__.get("_align_survey") is self._generation else None
@@ -206,6 +213,13 @@ class Survey(Tap):
 def _strip(value: Any, describe: Any) -> Any:
     """The value with tensors replaced by what is to be remembered of them; nothing is kept alive."""
     return describe(value) if isinstance(value, torch.Tensor) else map_tensors(value, describe)
+
+
+def _apart(call: Call, output: Any) -> Any:
+    """The output as a tensor of its own: one object cannot carry two marks, its maker's and the cast's."""
+    source = call.args[0] if call.args else None
+    is_in_place = call.kwargs.get("inplace") is True
+    return output.view_as(output) if isinstance(output, torch.Tensor) and output is source and not is_in_place else output
 
 
 def is_module_ident(ident: CallId) -> bool:

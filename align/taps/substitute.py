@@ -51,13 +51,13 @@ class _Work:
         for name, take in self.takes.get(call.ident, ()):
             self.arguments[name] = take.of(call)
 
-    def run(self) -> Any:
+    def run(self) -> tuple[dict[str, Any], Any]:
         match, kernel = self.substitution.match, self.substitution.kernel
         fixed = {name: item.value for name, item in match.binding.items() if isinstance(item, Fixed)}
         arguments = fixed | self.arguments
         self.arguments = {}
         run = kernel.run if kernel is not None else match.operator.unfused
-        return match.shape_result(run(**arguments))
+        return arguments, run(**arguments)
 
 
 class Substitute(Tap):
@@ -85,7 +85,12 @@ class Substitute(Tap):
             return self._stand_in(call, work)
         name = work.substitution.site.name
         self.ran[name] = self.ran.get(name, 0) + 1
-        return _deliver(call, work.run())
+        arguments, result = work.run()
+        self.observe(work.substitution, arguments, result)
+        return _deliver(call, work.substitution.match.shape_result(result))
+
+    def observe(self, substitution: Substitution, arguments: Mapping[str, Any], result: Any) -> None:
+        """See a site's canonical arguments and result; here nothing, for subclasses."""
 
     def _stand_in(self, call: Call, work: _Work) -> Any:
         tensors = [tensor for _, tensor in walk_tensors((call.args, call.kwargs))]

@@ -1,0 +1,44 @@
+"""What a result depends on besides the model: versions, chip, threads, and environment variables that change numerics."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+import torch
+
+import align
+from align.devices.base import Device
+
+VARIABLES = (
+    "ACL_OP_INIT_MODE", "ASCEND_HOME_PATH", "ASCEND_LAUNCH_BLOCKING", "ASCEND_RT_VISIBLE_DEVICES", "ATEN_CPU_CAPABILITY", "ATB_MATMUL_SHUFFLE_K_ENABLE",
+    "CLOSE_MATMUL_K_SHIFT", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "DNNL_DEFAULT_FPMATH_MODE", "HCCL_DETERMINISTIC",
+    "INF_NAN_MODE_ENABLE", "LCCL_DETERMINISTIC", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA",
+    "TASK_QUEUE_ENABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_NPU_FALLBACK_CPU_DISABLE",
+    "TORCH_NPU_LAZY_FUSION", "TORCH_NPU_USE_COMPATIBLE_IMPL",
+)  # fmt: skip
+
+
+def describe_environment(device: Device) -> tuple[tuple[str, str], ...]:
+    """(name, value) pairs: versions, chip, threads, flags in force, and the variables that are set."""
+    pairs = [
+        ("align", align.__version__),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("torch_npu", _version("torch-npu")),
+        ("numpy", _version("numpy")),
+        ("platform", platform.platform()),
+        ("chip", device.name()),
+        ("threads", str(torch.get_num_threads())),
+    ]
+    pairs.extend((name, flag.read()) for name, flag in sorted(device.flags().items()))
+    pairs.extend((name, os.environ[name]) for name in VARIABLES if name in os.environ)
+    return tuple((name, value) for name, value in pairs if value)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

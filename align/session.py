@@ -1,0 +1,133 @@
+"""Hold one workload, its survey and its plans, and run any plan of it: what `run`, `bisect`, `gate` and `profile` share.
+
+The survey rides on the reference run. The candidate may be the same model with fused kernels at chosen sites, the same
+builder with its declared choices on, or a second target of the user's; in the last two cases the catalog's sites run
+as written unless asked for, since the survey speaks of the first model only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from align.devices import select_device
+from align.devices.base import Device
+from align.devices.select import select_dtype
+from align.dumpers.choice import Choice, ChoiceKind, Plan
+from align.dumpers.rng import AlignRandom
+from align.dumpers.survey import Survey
+from align.dumpers.wire import Tap, Wire
+from align.execute import Executor, Outcome, RunOptions
+from align.operators.registry import catalog
+from align.plan import PlannedSite, choose, flags_of, plan_sites, substitutions, user_choices_of
+from align.settings import RunSettings
+from align.taps.cast import PrecisionRegions, WidenReference
+from align.taps.substitute import Substitute
+from align.taps.unfuse import UnfuseCalls
+from align.workload import Target, find_target
+
+OnValue = Callable[[Any, Wire], None]
+
+
+def ignore_value(value: Any, wire: Wire) -> None:
+    """Do nothing with what a step yields."""
+
+
+class Session:
+    """A surveyed workload. Call `survey` once, before any plan is run."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.device: Device = select_device(settings.device)
+        self.dtype: torch.dtype = select_dtype(settings.dtype, self.device)
+        self.target: Target = find_target(settings.target)
+        self._second: Target | None = find_target(settings.candidate) if settings.candidate else None
+        self._options = RunOptions(settings.seed, settings.steps, settings.weights)
+        self._executors: dict[frozenset[str] | str, Executor] = {}
+        self.sites: tuple[PlannedSite, ...] = ()
+        self.widened: dict[str, int] = {}
+        self.executor = self._executor(frozenset())
+
+    # -- the reference ------------------------------------------------------------------------------------------------
+
+    def survey(self, taps: Sequence[Tap] = (), *, on_value: OnValue = ignore_value) -> Outcome:
+        """Make the reference run and find the sites; `taps` see the finished calls."""
+        survey, widen = Survey(), WidenReference()
+        executor = self.executor
+
+        def note(value: Any, wire: Wire) -> None:
+            survey.note_outside(value, wire.step)
+            on_value(value, wire)
+
+        random = AlignRandom(self.settings.seed, executor.low)
+        outcome = executor.run_reference([random, widen, UnfuseCalls(catalog()), survey, *taps], on_value=note)
+        self.widened = widen.widened
+        self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
+        return outcome
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_own_candidate(self) -> bool:
+        """Whether the user supplies the fused variant, by a second target or by declared choices."""
+        return self._second is not None or bool(self.target.choices)
+
+    @property
+    def fusions(self) -> tuple[Choice, ...]:
+        """The fusion choices that this device has kernels for."""
+        return tuple(planned.choice for planned in self.sites if planned.kernel is not None)
+
+    def baseline_plan(self) -> Plan:
+        """Everything unfused."""
+        return Plan("baseline", self.device.kind, self._dtype_name())
+
+    def candidate_plan(self) -> Plan:
+        """Everything that is asked for fused."""
+        settings = self.settings
+        user = frozenset(Choice(ChoiceKind.USER, name) for name in self.target.choices)
+        if self.is_own_candidate and not settings.fuse:
+            chosen = choose(user, (), settings.no_fuse) if user and settings.no_fuse else user
+        else:
+            chosen = choose((*self.fusions, *user), settings.fuse, settings.no_fuse)
+        extra = frozenset(
+            [*(Choice.parse(f"precision:{text}") for text in settings.precision), *(Choice.parse(f"flag:{text}") for text in settings.flags)]
+        )
+        return Plan("candidate", self.device.kind, self._dtype_name(), chosen | extra)
+
+    def _dtype_name(self) -> str:
+        return str(self.executor.low).removeprefix("torch.")
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, plan: Plan, taps: Sequence[Tap] = (), *, on_value: OnValue = ignore_value, substitute: Substitute | None = None
+    ) -> tuple[Outcome, Substitute]:
+        """Run a plan; the tap that ran its sites tells how often each one did. `substitute` replaces the usual tap."""
+        executor = self._executor_of(plan)
+        if substitute is None:
+            substitute = Substitute(() if executor is not self.executor else substitutions(self.sites, plan))
+        steering: list[Tap] = [AlignRandom(self.settings.seed, self.executor.low)]
+        if any(choice.kind is ChoiceKind.PRECISION for choice in plan.choices):
+            steering.append(PrecisionRegions(plan.choices))
+        steering.append(substitute)
+        outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
+        return outcome, substitute
+
+    def _executor_of(self, plan: Plan) -> Executor:
+        if self._second is not None and plan.role != "baseline":
+            return self._executor("second")
+        return self._executor(user_choices_of(plan))
+
+    def _executor(self, which: frozenset[str] | str) -> Executor:
+        if which not in self._executors:
+            if isinstance(which, str):
+                assert self._second is not None
+                workload = self._second.load(self.settings.seed)
+            else:
+                workload = self.target.load(self.settings.seed, which)
+            keeps = self.settings.dtype == "as-built"
+            self._executors[which] = Executor(workload, self.device, None if keeps else self.dtype, self._options)
+        return self._executors[which]
+

@@ -1,0 +1,48 @@
+"""Keep the values of a few nodes in memory: what a trial is judged by, without a trace."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import torch
+
+from align.dumpers.dtypes import RawTensor
+from align.dumpers.model import NodeKey
+from align.dumpers.naming import walk_tensors
+from align.dumpers.observe import OUTPUT_OP
+from align.dumpers.placeholder import Placeholder
+from align.dumpers.tensors import has_data, snapshot
+from align.dumpers.wire import Call, Tap, Wire
+
+
+class Collect(Tap):
+    """Copy the outputs of calls and modules that a glob names; final results are given by `on_value`."""
+
+    def __init__(self, globs: tuple[str, ...]) -> None:
+        self._globs = globs
+        self._wanted: dict[str, bool] = {}
+        self.values: dict[NodeKey, RawTensor] = {}
+
+    def leave(self, call: Call, output: Any) -> Any:
+        return self.finish(call, output)
+
+    def finish(self, call: Call, output: Any) -> Any:
+        name = str(call)
+        if name not in self._wanted:
+            self._wanted[name] = any(fnmatch.fnmatchcase(text, glob) for text in (name, call.path) for glob in self._globs)
+        if self._wanted[name]:
+            path, op, index = call.ident
+            for slot, tensor in walk_tensors(output):
+                self._keep(NodeKey(path, op, index, slot, call.step), tensor)
+        return output
+
+    def on_value(self, value: Any, wire: Wire) -> None:
+        """Keep what the workload yields or returns, if no glob narrows the choice down."""
+        if not self._globs:
+            for slot, tensor in walk_tensors(value):
+                self._keep(NodeKey("", OUTPUT_OP, 0, slot, wire.step), tensor)
+
+    def _keep(self, key: NodeKey, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, Placeholder) and has_data(tensor):
+            self.values[key] = snapshot(tensor).wait()

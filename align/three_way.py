@@ -1,0 +1,299 @@
+"""The main job: reference, baseline and candidate of one workload, dumped, compared, judged, timed and told.
+
+The candidate runs twice, with and without being observed; where its outputs differ, observing changed what is
+observed, and the report says so. Timing runs carry no observe tap.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from align.compare.judge import judge
+from align.compare.model import Comparison, Judgement
+from align.compare.policy import policy_named
+from align.compare.traces import compare_traces
+from align.dumpers.choice import Choice, ChoiceKind, Plan
+from align.dumpers.model import NodeKey, RunStatus, TraceHeader
+from align.dumpers.naming import walk_tensors
+from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
+from align.dumpers.sink import TraceSink
+from align.dumpers.store import Trace, TraceWriter
+from align.dumpers.wire import CallId, Tap, Wire
+from align.environment import describe_environment
+from align.execute import Outcome, digest_of
+from align.plan import PlannedSite
+from align.progress import Reporter, Stage
+from align.reports.model import ChoiceRow, ChoiceState, RoleRow, RunReport, Timing
+from align.session import Session
+from align.settings import Settings
+from align.taps.substitute import Substitute
+from align.timing import TimingOptions, measure_rounds, summarise
+from align.wire_cost import seconds_per_call
+
+ROLES = ("reference", "baseline", "candidate")
+
+
+@dataclass(slots=True)
+class Job:
+    """One three-way run under way: what has been made so far."""
+
+    settings: Settings
+    folder: Path
+    roles: tuple[str, ...]
+    progress: Reporter
+    session: Session = field(init=False)
+    rows: list[RoleRow] = field(default_factory=list)
+    outputs: list[NodeKey] = field(default_factory=list)
+    pictures: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ran: dict[str, dict[str, int]] = field(default_factory=dict)
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        self.session = Session(self.settings.run)
+
+
+def run_three_way(settings: Settings, folder: Path, roles: Sequence[str], progress: Reporter) -> RunReport:
+    """Do the whole job into a folder that exists and is empty; return everything that was found out."""
+    job = Job(settings, folder, tuple(roles), progress)
+    _run_reference(job)
+    plans = _plans(job)
+    for role in ROLES[1:]:
+        if role in job.roles:
+            _run_role(job, plans[role])
+    _note_widening(job)
+    comparison, judgement = _compare(job)
+    timing = _time(job, plans) if settings.timing.enabled and {"baseline", "candidate"} <= set(job.roles) else None
+    return _report(job, plans, comparison, judgement, timing)
+
+
+def _plans(job: Job) -> dict[str, Plan]:
+    session = job.session
+    return {
+        "reference": Plan("reference", "cpu", "float32"),
+        "baseline": session.baseline_plan(),
+        "candidate": session.candidate_plan(),
+    }
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _run_reference(job: Job) -> None:
+    if "reference" not in job.roles:
+        with job.progress.stage("survey"):
+            job.session.survey()
+        return
+    plan = Plan("reference", "cpu", "float32")
+    with job.progress.stage("reference (cpu, float32)") as stage, _recording(job, plan, stage, {}, Dataflow()) as record:
+        outcome = job.session.survey([record.observe], on_value=record.on_value)
+    job.nodes = record.count
+    _finish_role(job, plan, outcome, record)
+
+
+def _run_role(job: Job, plan: Plan) -> None:
+    session = job.session
+    sites = _sites_on(session.sites, plan)
+    title = f"{plan.role} ({plan.device}, {plan.dtype})"
+    with job.progress.stage(title, job.nodes) as stage, _recording(job, plan, stage, sites, NoDataflow()) as record:
+        outcome, substitute = session.run(plan, [record.observe], on_value=record.on_value)
+    job.ran[plan.role] = dict(substitute.ran)
+    unobserved = ""
+    if plan.role == "candidate":
+        with job.progress.stage("candidate, not observed"):
+            unobserved = digest_of(session.run(plan)[0].result)
+    _finish_role(job, plan, outcome, record, unobserved)
+
+
+def _sites_on(sites: Sequence[PlannedSite], plan: Plan) -> dict[CallId, str]:
+    return {
+        planned.match.calls[-1]: planned.site.name for planned in sites if planned.choice in plan.choices and planned.kernel is not None
+    }
+
+
+@dataclass(slots=True)
+class _Record:
+    """The observing side of one run: tap, trace, and what the steps yielded."""
+
+    observe: Observe
+    sink: TraceSink
+    writer: TraceWriter
+    outputs: list[NodeKey] = field(default_factory=list)
+    count: int = 0
+
+    def on_value(self, value: Any, wire: Wire) -> None:
+        self.outputs.extend(self.observe.record_result(value, wire.step))
+
+    def __enter__(self) -> _Record:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        status = RunStatus.COMPLETE
+        if kind is not None:
+            status = RunStatus.INTERRUPTED if issubclass(kind, KeyboardInterrupt) else RunStatus.FAILED
+        self.sink.close(status)
+
+
+def _recording(job: Job, plan: Plan, stage: Stage, sites: dict[CallId, str], flow: Dataflow) -> _Record:
+    capture, run = job.settings.capture, job.settings.run
+    header = TraceHeader(
+        run.target, plan.role, plan.device, plan.dtype, run.seed, capture.level,
+        created=time.strftime("%Y-%m-%dT%H:%M:%S"), environment=describe_environment(job.session.device),
+    )  # fmt: skip
+    writer = TraceWriter.create(job.folder / f"{plan.role}.h5", header, compression=capture.compression)
+    writer.put_document("plan", plan.to_json())
+    sink = TraceSink(writer, max_bytes=capture.max_bytes)
+    selection = Selection(Level(capture.level), Keep(capture.keep), capture.include, capture.exclude)
+    record = _Record(None, sink, writer)  # type: ignore[arg-type]
+
+    def on_node(count: int) -> None:
+        record.count = count
+        if count % 64 == 0:
+            stage.reach(count)
+
+    record.observe = Observe(sink, selection, dataflow=flow, sites=sites, on_node=on_node)
+    return record
+
+
+def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobserved: str = "") -> None:
+    digest = digest_of(outcome.result)
+    notes = record.sink.notes
+    if outcome.opaque:
+        notes = (*notes, f"compiled modules are seen from outside only: {', '.join(outcome.opaque)}")
+    row = RoleRow(plan.role, plan, f"{plan.role}.h5", outcome.seconds, record.count, digest, unobserved, notes)
+    job.rows.append(row)
+    if unobserved and unobserved != digest:
+        job.notes.append("observing changed the candidate's outputs: its node figures describe another run than the unobserved one")
+    if not job.outputs:
+        job.outputs = record.outputs
+    picture = _save_picture(outcome.result, job.folder / f"{plan.role}.png")
+    if picture:
+        job.pictures.append((plan.role, picture))
+
+
+def _save_picture(result: Any, path: Path) -> str:
+    """Save a result that looks like a picture (3 x H x W in 0..1), so that people can look at it too."""
+    tensors = [tensor for _, tensor in walk_tensors(result)]
+    if len(tensors) != 1 or not tensors[0].is_floating_point() or tensors[0].ndim not in (3, 4):
+        return ""
+    image = tensors[0].detach().float().cpu()
+    if image.ndim == 4 and image.shape[0] != 1:
+        return ""
+    if image.shape[-3] != 3 or min(image.shape[-2:]) < 16 or image.min() < -0.01 or image.max() > 1.01:
+        return ""
+    from align.demo.picture import save_png
+
+    save_png(image.clamp(0, 1), path)
+    return path.name
+
+
+def _note_widening(job: Job) -> None:
+    widened = job.session.widened
+    if widened:
+        first = ", ".join(sorted(widened)[:3])
+        job.notes.append(f"{sum(widened.values())} low-precision casts in the model were widened in the reference: {first}")
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compare(job: Job) -> tuple[Comparison, Judgement]:
+    present = [role for role in ROLES if role in job.roles]
+    reference = present[0]
+    candidate = present[-1]
+    baseline = "baseline" if len(present) == 3 else ""
+    with job.progress.stage("comparing"), Trace.open(job.folder / f"{reference}.h5") as theirs:
+        with Trace.open(job.folder / f"{candidate}.h5") as ours:
+            if baseline:
+                with Trace.open(job.folder / "baseline.h5") as beside:
+                    comparison = compare_traces(ours, theirs, beside)
+            else:
+                comparison = compare_traces(ours, theirs)
+    return comparison, judge_as_told(job.settings, comparison, tuple(job.outputs))
+
+
+def judge_as_told(settings: Settings, comparison: Comparison, outputs: tuple[NodeKey, ...]) -> Judgement:
+    """Judge under the settings' policy and overrides."""
+    overrides = tuple((glob, policy_named(name)) for glob, name in settings.judge.overrides.items())
+    return judge(comparison, policy_named(settings.judge.policy), overrides=overrides, outputs=outputs)
+
+
+# -- timing -----------------------------------------------------------------------------------------------------------
+
+
+def _time(job: Job, plans: dict[str, Plan]) -> Timing:
+    session, told = job.session, job.settings.timing
+    options = TimingOptions(told.min_rounds, told.max_rounds, told.budget_seconds, seed=job.settings.run.seed)
+    steps: dict[str, list[tuple[float, ...]]] = {"baseline": [], "candidate": []}
+    peaks: dict[str, float] = {}
+
+    def once(plan: Plan) -> float:
+        session.device.reset_peak_memory()
+        outcome, _ = session.run(plan)
+        peaks[plan.role] = max(peaks.get(plan.role, 0.0), session.device.peak_memory())
+        steps[plan.role].append(outcome.step_seconds)
+        return outcome.seconds
+
+    with job.progress.stage("timing"):
+        rounds = measure_rounds(lambda: once(plans["baseline"]), lambda: once(plans["candidate"]), options)
+    timing = summarise(rounds, seed=options.seed)
+    return replace(
+        timing, peak_bytes_baseline=peaks["baseline"], peak_bytes_candidate=peaks["candidate"],
+        wire_seconds_per_call=seconds_per_call(), calls=job.nodes,
+        step_seconds_baseline=_median_steps(steps["baseline"]), step_seconds_candidate=_median_steps(steps["candidate"]),
+    )  # fmt: skip
+
+
+def _median_steps(rounds: list[tuple[float, ...]]) -> tuple[float, ...]:
+    import statistics
+
+    return tuple(statistics.median(times) for times in zip(*rounds, strict=True))
+
+
+# -- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _report(job: Job, plans: dict[str, Plan], comparison: Comparison, judgement: Judgement, timing: Timing | None) -> RunReport:
+    for role in job.roles:
+        if role in plans:
+            (job.folder / f"{role}.plan.json").write_text(plans[role].to_json() + "\n", encoding="utf-8")
+    sites = {"sites": [{"name": p.site.name, "calls": list(p.site.calls), "reason": p.reason} for p in job.session.sites]}
+    (job.folder / "sites.json").write_text(json.dumps(sites, indent=1) + "\n", encoding="utf-8")
+    return RunReport(
+        job.settings.run.target, str(job.folder), tuple(job.rows), comparison, judgement,
+        choices=choice_rows(job.session, plans["candidate"], comparison), timing=timing, pictures=tuple(job.pictures),
+        files=tuple(sorted(path.name for path in job.folder.iterdir())), notes=tuple(job.notes),
+        environment=describe_environment(job.session.device),
+    )  # fmt: skip
+
+
+def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[ChoiceRow, ...]:
+    """The ledger: every choice there is, whether it was on, and what its node says."""
+    worst: dict[str, tuple[float, float, str]] = {}
+    for node in comparison.nodes:
+        if node.candidate is not None:
+            name = node.key.call_name
+            if name not in worst or node.candidate.rel_l2 > worst[name][0]:
+                worst[name] = (node.candidate.rel_l2, node.baseline.rel_l2 if node.baseline else float("nan"), str(node.key))
+    rows = []
+    for planned in session.sites:
+        error, base, key = worst.get(planned.site.output, (float("nan"), float("nan"), ""))
+        state = ChoiceState.UNAVAILABLE if planned.reason else ChoiceState.ON if planned.choice in plan.choices else ChoiceState.OFF
+        label = planned.reason or (planned.kernel.label if planned.kernel else "")
+        rows.append(ChoiceRow(planned.choice, state, label, key, error, base, planned.site.interior_nbytes))
+    known = {row.choice for row in rows}
+    rows.extend(ChoiceRow(choice, ChoiceState.ON) for choice in sorted(plan.choices - known))
+    rows.extend(
+        ChoiceRow(Choice(ChoiceKind.USER, name), ChoiceState.OFF)
+        for name in session.target.choices
+        if Choice(ChoiceKind.USER, name) not in plan.choices
+    )
+    return tuple(rows)
+
+
+__all__ = ["ROLES", "Substitute", "Tap", "choice_rows", "judge_as_told", "run_three_way"]
