@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from align.capture import capture
 from align.compare.model import Judgement, Status
 from align.dumpers.errors import UsageError
 from align.progress import Reporter, Silent

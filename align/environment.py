@@ -26,8 +26,8 @@ def describe_environment(device: Device) -> tuple[tuple[str, str], ...]:
         ("align", align.__version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
-        ("torch_npu", _version("torch-npu")),
-        ("numpy", _version("numpy")),
+        ("torch_npu", version_of("torch-npu")),
+        ("numpy", version_of("numpy")),
         ("platform", platform.platform()),
         ("chip", device.name()),
         ("threads", str(torch.get_num_threads())),
@@ -37,7 +37,8 @@ def describe_environment(device: Device) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in pairs if value)
 
 
-def _version(distribution: str) -> str:
+def version_of(distribution: str) -> str:
+    """Version of an installed distribution, "" if it is not there."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -16,6 +16,7 @@ from typing import Any
 from align.compare.judge import judge
 from align.compare.model import Comparison, Judgement
 from align.compare.policy import policy_named
+from align.compare.tolerance import NoiseFloors
 from align.compare.traces import compare_traces
 from align.dumpers.choice import Choice, ChoiceKind, Plan
 from align.dumpers.model import NodeKey, RunStatus, TraceHeader
@@ -23,15 +24,16 @@ from align.dumpers.naming import walk_tensors
 from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
 from align.dumpers.sink import TraceSink
 from align.dumpers.store import Trace, TraceWriter
-from align.dumpers.wire import CallId, Tap, Wire
+from align.dumpers.wire import CallId, Wire
 from align.environment import describe_environment
 from align.execute import Outcome, digest_of
+from align.noise import measure_floors
 from align.plan import PlannedSite
 from align.progress import Reporter, Stage
-from align.reports.model import ChoiceRow, ChoiceState, RoleRow, RunReport, Timing
+from align.reports.model import ChoiceRow, ChoiceState, NodeFloor, RoleRow, RunReport, Timing
+from align.reports.stored import store
 from align.session import Session
 from align.settings import Settings
-from align.taps.substitute import Substitute
 from align.timing import TimingOptions, measure_rounds, summarise
 from align.wire_cost import seconds_per_call
 
@@ -52,6 +54,7 @@ class Job:
     pictures: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ran: dict[str, dict[str, int]] = field(default_factory=dict)
+    floors: NoiseFloors | None = None
     nodes: int = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +70,7 @@ def run_three_way(settings: Settings, folder: Path, roles: Sequence[str], progre
         if role in job.roles:
             _run_role(job, plans[role])
     _note_widening(job)
-    comparison, judgement = _compare(job)
+    comparison, judgement = _compare(job, plans)
     timing = _time(job, plans) if settings.timing.enabled and {"baseline", "candidate"} <= set(job.roles) else None
     return _report(job, plans, comparison, judgement, timing)
 
@@ -103,11 +106,21 @@ def _run_role(job: Job, plan: Plan) -> None:
     with job.progress.stage(title, job.nodes) as stage, _recording(job, plan, stage, sites, NoDataflow()) as record:
         outcome, substitute = session.run(plan, [record.observe], on_value=record.on_value)
     job.ran[plan.role] = dict(substitute.ran)
-    unobserved = ""
-    if plan.role == "candidate":
-        with job.progress.stage("candidate, not observed"):
-            unobserved = digest_of(session.run(plan)[0].result)
-    _finish_role(job, plan, outcome, record, unobserved)
+    _finish_role(job, plan, outcome, record, _run_unobserved(job, plan, digest_of(outcome.result)))
+
+
+def _run_unobserved(job: Job, plan: Plan, observed: str) -> str:
+    """Run again without observing; where the digests differ, a third run tells observer effect from nondeterminism."""
+    with job.progress.stage(f"{plan.role}, not observed"):
+        unobserved = digest_of(job.session.run(plan)[0].result)
+        if unobserved == observed:
+            return unobserved
+        again = digest_of(job.session.run(plan)[0].result)
+    if again != unobserved:
+        job.notes.append(f"{plan.role} is not deterministic: two equal runs give different outputs (stale state, races, or random numbers)")
+    else:
+        job.notes.append(f"observing changes the {plan.role}: its node figures describe another program than the one that runs unobserved")
+    return unobserved
 
 
 def _sites_on(sites: Sequence[PlannedSite], plan: Plan) -> dict[CallId, str]:
@@ -148,7 +161,7 @@ def _recording(job: Job, plan: Plan, stage: Stage, sites: dict[CallId, str], flo
     writer = TraceWriter.create(job.folder / f"{plan.role}.h5", header, compression=capture.compression)
     writer.put_document("plan", plan.to_json())
     sink = TraceSink(writer, max_bytes=capture.max_bytes)
-    selection = Selection(Level(capture.level), Keep(capture.keep), capture.include, capture.exclude)
+    selection = selection_of(job.settings)
     record = _Record(None, sink, writer)  # type: ignore[arg-type]
 
     def on_node(count: int) -> None:
@@ -160,6 +173,12 @@ def _recording(job: Job, plan: Plan, stage: Stage, sites: dict[CallId, str], flo
     return record
 
 
+def selection_of(settings: Settings) -> Selection:
+    """What the settings want recorded."""
+    capture = settings.capture
+    return Selection(Level(capture.level), Keep(capture.keep), capture.include, capture.exclude)
+
+
 def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobserved: str = "") -> None:
     digest = digest_of(outcome.result)
     notes = record.sink.notes
@@ -167,8 +186,6 @@ def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobse
         notes = (*notes, f"compiled modules are seen from outside only: {', '.join(outcome.opaque)}")
     row = RoleRow(plan.role, plan, f"{plan.role}.h5", outcome.seconds, record.count, digest, unobserved, notes)
     job.rows.append(row)
-    if unobserved and unobserved != digest:
-        job.notes.append("observing changed the candidate's outputs: its node figures describe another run than the unobserved one")
     if not job.outputs:
         job.outputs = record.outputs
     picture = _save_picture(outcome.result, job.folder / f"{plan.role}.png")
@@ -202,7 +219,7 @@ def _note_widening(job: Job) -> None:
 # -- comparing --------------------------------------------------------------------------------------------------------
 
 
-def _compare(job: Job) -> tuple[Comparison, Judgement]:
+def _compare(job: Job, plans: dict[str, Plan]) -> tuple[Comparison, Judgement]:
     present = [role for role in ROLES if role in job.roles]
     reference = present[0]
     candidate = present[-1]
@@ -214,13 +231,24 @@ def _compare(job: Job) -> tuple[Comparison, Judgement]:
                     comparison = compare_traces(ours, theirs, beside)
             else:
                 comparison = compare_traces(ours, theirs)
-    return comparison, judge_as_told(job.settings, comparison, tuple(job.outputs))
+        floors = _floors(job, plans["baseline"], theirs)
+    job.floors = floors
+    return comparison, judge_as_told(job.settings, comparison, tuple(job.outputs), floors)
 
 
-def judge_as_told(settings: Settings, comparison: Comparison, outputs: tuple[NodeKey, ...]) -> Judgement:
+def _floors(job: Job, baseline: Plan, reference: Trace) -> NoiseFloors | None:
+    """The spread of perturbed baselines, if the policy asks for it."""
+    told = job.settings.judge
+    if "auto" not in (told.policy, *told.overrides.values()):
+        return None
+    with job.progress.stage("perturbed baselines", told.perturbed_runs) as stage:
+        return measure_floors(job.session, baseline, selection_of(job.settings), reference, told.perturbed_runs, stage)
+
+
+def judge_as_told(settings: Settings, comparison: Comparison, outputs: tuple[NodeKey, ...], floors: NoiseFloors | None) -> Judgement:
     """Judge under the settings' policy and overrides."""
     overrides = tuple((glob, policy_named(name)) for glob, name in settings.judge.overrides.items())
-    return judge(comparison, policy_named(settings.judge.policy), overrides=overrides, outputs=outputs)
+    return judge(comparison, policy_named(settings.judge.policy), overrides=overrides, outputs=outputs, floors=floors)
 
 
 # -- timing -----------------------------------------------------------------------------------------------------------
@@ -264,12 +292,15 @@ def _report(job: Job, plans: dict[str, Plan], comparison: Comparison, judgement:
             (job.folder / f"{role}.plan.json").write_text(plans[role].to_json() + "\n", encoding="utf-8")
     sites = {"sites": [{"name": p.site.name, "calls": list(p.site.calls), "reason": p.reason} for p in job.session.sites]}
     (job.folder / "sites.json").write_text(json.dumps(sites, indent=1) + "\n", encoding="utf-8")
-    return RunReport(
+    floors = tuple(NodeFloor(str(limit.key), limit.rel_l2) for limit in job.floors.limits) if job.floors else ()
+    report = RunReport(
         job.settings.run.target, str(job.folder), tuple(job.rows), comparison, judgement,
-        choices=choice_rows(job.session, plans["candidate"], comparison), timing=timing, pictures=tuple(job.pictures),
+        choices=choice_rows(job.session, plans["candidate"], comparison), timing=timing, floors=floors, pictures=tuple(job.pictures),
         files=tuple(sorted(path.name for path in job.folder.iterdir())), notes=tuple(job.notes),
         environment=describe_environment(job.session.device),
     )  # fmt: skip
+    store(report, job.folder)
+    return report
 
 
 def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[ChoiceRow, ...]:
@@ -295,5 +326,3 @@ def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[C
     )
     return tuple(rows)
 
-
-__all__ = ["ROLES", "Substitute", "Tap", "choice_rows", "judge_as_told", "run_three_way"]

@@ -6,9 +6,9 @@ The module itself is the Python API of comparing:
     result = align.compare("out/candidate.h5", "out/reference.h5", "out/baseline.h5", policy="cann-l1")
     result.judgement.status, result.judgement.why, result.comparison.nodes
 
-Paths name trace files or folders with one trace a rank; open traces do too. Keyword arguments: `rules` (rename rules),
-`select` (which nodes), `overrides` ((glob, policy) pairs), `floors` (for the `auto` policy). The result holds the values
-`Comparison` and `Judgement`. Nothing of the engine is imported before the first call.
+Paths name trace files or folders with one trace a rank; open traces do too. Keyword arguments: `rules` (rename
+rules), `select` (which nodes), `overrides` ((glob, policy) pairs), `floors` (for the `auto` policy). The result holds
+the values `Comparison` and `Judgement`. Nothing of the engine is imported before the first call.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from align.dumpers.model import MODULE_OP, NodeKey, NodeKind, OpClass
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What rounding may do to a node: `epsilon` of the coarsest dtype on the way to it, `depth` rounding calls at most."""
+    """What rounding may do to a node: `epsilon` of the coarsest dtype on the way, `depth` rounding calls at most."""
 
     epsilon: float
     depth: int
@@ -51,7 +51,9 @@ class Dataflow:
         found: dict[NodeKey, Precision] = {}
         for node in self.nodes:
             above = [found[ancestor.key] for ancestor in self._above[node.key]]
-            adds = 0 if self.has_inner(node.key) or node.op_class is OpClass.MOVEMENT or node.kind is NodeKind.INPUT else 1
+            adds = (
+                0 if self.has_inner(node.key) or node.op_class is OpClass.MOVEMENT or node.kind is NodeKind.INPUT else 1
+            )
             epsilon = max([epsilon_of(node.dtype), *(item.epsilon for item in above)])
             found[node.key] = Precision(epsilon, max((item.depth for item in above), default=0) + adds)
         return found
@@ -78,7 +80,7 @@ class Dataflow:
 
 
 def _inner_nodes(nodes: Sequence[NodeComparison]) -> dict[NodeKey, tuple[NodeKey, ...]]:
-    """For each module call the nodes completed inside it: below its path, since the module's previous call completed."""
+    """For each module call the nodes completed inside it: below its path, since the module's previous call ended."""
     return {
         node.key: _inner_of(nodes, at)
         for at, node in enumerate(nodes)
@@ -102,7 +104,11 @@ def _inner_of(nodes: Sequence[NodeComparison], at: int) -> tuple[NodeKey, ...]:
 
 def _is_inside(other: NodeComparison, module: NodeComparison) -> bool:
     is_earlier_call = other.key.path == module.key.path and other.key.op == MODULE_OP
-    if is_earlier_call or (other.key.step, other.key.rank) != (module.key.step, module.key.rank) or other.kind is NodeKind.INPUT:
+    if (
+        is_earlier_call
+        or (other.key.step, other.key.rank) != (module.key.step, module.key.rank)
+        or other.kind is NodeKind.INPUT
+    ):
         return False
     path = module.key.path
     return not path or other.key.path == path or other.key.path.startswith(f"{path}.")

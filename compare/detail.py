@@ -2,8 +2,10 @@
 
 Computed for the nodes a reader will look at, in one pass of fixed tasks (same bits on any number of threads). Places
 that are not finite on both sides are left out. The histogram counts exactly; its last bin also holds errors of 1e6 and
-more. Quantiles come from a log histogram and are within 1/256 of the truth; 0 below 2**-160, 2**140 above it; the maximum is exact.
-Slices of an axis longer than 4096 above axes of fewer than 16 elements in all are taken in groups of up to 1024.
+more. Quantiles come from a log histogram and are within 1/256 of the truth between 2**-160, below which they are 0,
+and 2**140, above which they stay there; the maximum is exact.
+Slices of an axis longer than 4096 above axes of fewer than 16 elements in all are taken in groups of about 1024
+elements, which may reach into the next slice of the axis above where the extent has no divisor of that size.
 Shares are NaN where a sum of squares overflows float64. Complex errors and values are magnitudes.
 """
 
@@ -20,6 +22,7 @@ import numpy.typing as npt
 from align.compare import detail_kernels as dk
 from align.compare import engine, exact
 from align.compare.engine import Pair, Stream, Task, available_cores
+from align.compare.kernels import BLOCK
 from align.compare.measures import pair_of, unravel
 from align.compare.model import ErrorDetail
 from align.dumpers.dtypes import Array, RawTensor
@@ -61,7 +64,7 @@ def detail_chunks(
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The tensor seen as [lines, period]; `inner` trailing axes have `block` elements, and a line is a whole number of them.
+    """The tensor seen as [lines, period]: `inner` trailing axes have `block` elements, a line is some of those blocks.
 
     Long axes above few elements are summed in groups of their slices: a sum for each would be as long as the tensor.
     """
@@ -78,9 +81,13 @@ class _Grid:
             block *= shape[-1 - inner]
             inner += 1
         block = max(block, 1)
+        if inner == len(shape):
+            return cls(inner, block, block)
         lines = math.prod(shape) // block
-        group = -(-_LEAST_PERIOD // block) if block < 16 < lines else 1
-        return cls(inner, block, block * max(group, -(-lines // _MOST_OUTER)))
+        least = max(-(-_LEAST_PERIOD // block) if block < 16 else 1, -(-lines // _MOST_OUTER))
+        extent = shape[-1 - inner]
+        group = next((size for size in range(least, 4 * least) if extent % size == 0), least)
+        return cls(inner, block, block * group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ def _spread(pair: Pair, grid: _Grid, task: Task) -> _Part:
     lines = (task.place + count - 1) // period - task.place // period + 1
     fine, over = np.zeros(dk.FINE_BINS, np.int64), np.zeros(dk.FINE_BINS, np.int64)
     inner, outer, worst = np.zeros(period), np.zeros(lines), np.full((2, WORST), -1.0)
-    buffers = (engine.BUFFERS.get("sizes", np.float64, (engine.BLOCK,)), engine.BUFFERS.bins)
+    buffers = (engine.BUFFERS.get("sizes", np.float64, (BLOCK,)), engine.BUFFERS.bins)
     for low, high in engine.spans(pair, 0, count):
         c, r, skipped = _values(pair, task.candidate[low:high], task.reference[low:high])
         line = (task.place + low) // period - task.place // period
@@ -166,8 +173,8 @@ class _Totals:
 
     def _note(self, task: Task, size: float, place: int) -> None:
         at = slice(place - task.place, place - task.place + 1)
-        values = [float(np.abs(v[0]) if v.dtype.kind == "c" else v[0]) for v in (
-            exact.values(task.candidate[at], self._pair.candidate), exact.values(task.reference[at], self._pair.reference))]  # fmt: skip
+        sides = (task.candidate[at], self._pair.candidate), (task.reference[at], self._pair.reference)
+        values = [_shown(exact.values(bits, name)[0]) for bits, name in sides]
         if all(math.isfinite(value) for value in values):
             self._worst = sorted([*self._worst, (-size, place, values[0], values[1])])[:WORST]
 
@@ -189,7 +196,9 @@ class _Totals:
             return tuple((p, 0.0) for p in PROBABILITIES)
         at = np.searchsorted(np.cumsum(self._fine), [math.ceil(p * total) for p in PROBABILITIES])
         found = [0.0 if index == 0 else (_fine_edge(int(index)) + _fine_edge(int(index) + 1)) / 2 for index in at]
-        return tuple((p, largest if p == 1.0 else min(value, largest)) for p, value in zip(PROBABILITIES, found, strict=True))
+        return tuple(
+            (p, largest if p == 1.0 else min(value, largest)) for p, value in zip(PROBABILITIES, found, strict=True)
+        )
 
     def _axes(self) -> tuple[tuple[int, int, float], ...]:
         shape, grid = self._pair.shape, self._grid
@@ -210,9 +219,14 @@ class _Totals:
         return [_by_slice(index, self._outer, extent) for index, extent in zip(places, shape, strict=True)]
 
 
+def _shown(value: np.generic) -> float:
+    """A value as a reader sees it: a complex one by its magnitude."""
+    return float(np.abs(value)) if isinstance(value, np.complexfloating) else float(value)
+
+
 def _by_slice(index: npt.NDArray[np.intp], sums: Floats, extent: int) -> Floats:
     """Sums of the slices that a group falls on; slices between two groups' starts do not count as slices."""
-    totals = np.bincount(index, weights=sums, minlength=extent)
+    totals: Floats = np.bincount(index, weights=sums, minlength=extent).astype(np.float64)
     return totals[np.bincount(index, minlength=extent) > 0]
 
 
@@ -229,4 +243,3 @@ def _worst_share(sums: Floats) -> float:
         return math.nan
     worst = -(-sums.size // 8)
     return float(np.partition(sums, sums.size - worst)[sums.size - worst :].sum()) / total
-

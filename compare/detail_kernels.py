@@ -1,4 +1,4 @@
-"""The compiled loop behind `detail`: where the error lies. One pass; float sums are kept per task, so order is fixed."""
+"""The compiled loop behind `detail`, which says where the error lies. Owns the order of its sums: one set a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ FINE_BINS = (300 << FINE_LOG2) + 1
 _SHIFT = 52 - FINE_LOG2
 _OFFSET = (1023 + FINE_LOWEST) << FINE_LOG2
 
-_FLAGS: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+_FLAGS: dict[str, Any] = {
+    "nogil": True,
+    "cache": True,
+    "fastmath": {"reassoc", "contract", "nsz"},
+    "error_model": "numpy",
+}
 
 
 @njit(**_FLAGS)  # type: ignore[untyped-decorator]

@@ -170,9 +170,11 @@ class Stream:
         self._waiting: list[tuple[Array, Array]] = []
 
     def push(self, candidate: Array, reference: Array) -> list[Task]:
-        """The tasks that are complete with this run; what remains is copied, so that the caller may reuse its buffers."""
+        """The tasks that are complete with this run; the rest is copied, so that the caller may reuse its buffers."""
         if len(candidate) != len(reference):
-            raise UsageError(f"runs of {len(candidate)} and {len(reference)} elements", "pass equally long runs of both tensors")
+            raise UsageError(
+                f"runs of {len(candidate)} and {len(reference)} elements", "pass equally long runs of both tensors"
+            )
         if self._waiting:
             self._waiting.append((candidate, reference))
             candidate, reference = (np.concatenate(side) for side in zip(*self._waiting, strict=True))
@@ -193,7 +195,8 @@ class Stream:
         waiting = sum(len(run[0]) for run in self._waiting)
         if self._place + waiting != self._pair.count:
             raise UsageError(
-                f"{self._place + waiting} elements came for the shape {list(self._pair.shape)}", "pass the tensors whole, in order"
+                f"{self._place + waiting} elements came for the shape {list(self._pair.shape)}",
+                "pass the tensors whole, in order",
             )
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -260,7 +263,7 @@ def _run_kernel(job: Job, c: Array, r: Array, place: int, rows: Floats, extra: t
 
 
 def _redo_odd(job: Job, c: Array, r: Array, rows: Floats, extra: tuple[Array, ...]) -> None:
-    """Blocks with NaN, Inf or extreme float64: without the odd positions, and the exact way where that is not enough."""
+    """Blocks with NaN, Inf or extreme float64: without the odd positions, the exact way where that is not enough."""
     for block in np.flatnonzero(rows[:, kernels.N] < 0):
         part, row = slice(block * BLOCK, (block + 1) * BLOCK), rows[block]
         edges = row[kernels.ZERO_ROWS :].copy()

@@ -152,4 +152,5 @@ def note_nonfinite(row: Floats, left: Floats, right: Floats) -> npt.NDArray[np.b
     row[k.NAN_C], row[k.NAN_R] = nan_c.sum(), nan_r.sum()
     row[k.INF_C], row[k.INF_R] = (bad_c & ~nan_c).sum(), (bad_r & ~nan_r).sum()
     row[k.MISMATCHED] = (codes[0] != codes[1]).any(axis=1).sum()
-    return ~(bad_c | bad_r)
+    keep: npt.NDArray[np.bool_] = np.logical_not(bad_c | bad_r)
+    return keep

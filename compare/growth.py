@@ -35,8 +35,11 @@ class Law(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A fitted law. `rate` is a step's growth: relative for EXPONENTIAL (0.1 is 10 % a step), in units of error for LINEAR and
-    SQUARE_ROOT (error after one step), 0 for FLAT. `residual` is the RMS of ln(error / fit). `sentence` says it.
+    """A fitted law; `sentence` says it.
+
+    rate      growth a step: relative for EXPONENTIAL (0.1 is 10 %), the error after one step for the roots and lines,
+              0 for FLAT
+    residual  RMS of ln(error / fit)
     """
 
     law: Law
@@ -50,7 +53,9 @@ def fit_growth(errors: Sequence[tuple[int, float]]) -> Growth:
     """Fit (step, error) pairs; errors that are zero, NaN or infinite are left out. Steps count from their first."""
     usable = [(step, error) for step, error in errors if error > 0.0 and math.isfinite(error)]
     if len(usable) < FEWEST_POINTS:
-        return Growth(Law.UNKNOWN, math.nan, math.nan, len(usable), f"{len(usable)} steps with an error: too few to tell a growth")
+        return Growth(
+            Law.UNKNOWN, math.nan, math.nan, len(usable), f"{len(usable)} steps with an error: too few to tell a growth"
+        )
     begin = min(step for step, _ in errors)
     counts = [float(step - begin + 1) for step, _ in usable]
     logs = [math.log(error) for _, error in usable]
@@ -95,7 +100,9 @@ def _fit_power(law: Law, power: float, counts: Sequence[float], logs: Sequence[f
 def _fit_exponential(counts: Sequence[float], logs: Sequence[float]) -> _Fit:
     middle, level = math.fsum(counts) / len(counts), math.fsum(logs) / len(logs)
     spread = math.fsum((n - middle) ** 2 for n in counts)
-    slope = math.fsum((n - middle) * (log - level) for n, log in zip(counts, logs, strict=True)) / spread if spread else 0.0
+    slope = (
+        math.fsum((n - middle) * (log - level) for n, log in zip(counts, logs, strict=True)) / spread if spread else 0.0
+    )
     slope = max(slope, 0.0)
     start = level - slope * middle
     squares = math.fsum((log - start - slope * n) ** 2 for n, log in zip(counts, logs, strict=True))

@@ -1,14 +1,14 @@
-"""Say what a policy makes of a comparison: one verdict a node, the run's status, and where drift begins. Needs no tensors.
+"""Say what a policy makes of a comparison: a verdict a node, the run's status, where drift begins. Needs no tensors.
 
 A node's status, the first that holds:
     fused-away, missing      as paired; a node missing inside a module whose own output is measured is `unknown`
     unknown                  only in the candidate, nothing measured, or its override says `ignore`
     mismatch                 the runs produced other shapes or kinds of dtype
     nonfinite                the candidate has NaN or Inf where the reference has not, whatever the baseline has
-    reference-suspect        the reference has NaN or Inf where the candidate has not; or candidate and baseline agree with each
-                             other (errors equal within 1 %) far from the reference (relative L2 above 0.25 and 16 times
-                             what came in): then both kernels are wrong in one way, or the reference is
-    drift                    a figure of the policy's rule is over its limit (`judge_rules`); integers: more elements differ
+    reference-suspect        the reference has NaN or Inf where the candidate has not; or candidate and baseline agree
+                             with each other (errors equal within 1 %) far from the reference (relative L2 above 0.25
+                             and 16 times what came in): both kernels are wrong in one way, or the reference is
+    drift                    a figure of the policy's rule is over its limit (`judge_rules`); integers: they differ
     collapsed                drift, with rows that are zero in the candidate but neither in reference nor baseline
     pass                     otherwise
 The run's status is the worst fault of any node: an override is the way to accept one. A missing node decides only when
@@ -46,14 +46,22 @@ def judge(
     outputs: tuple[NodeKey, ...] = (),
     floors: NoiseFloors | None = None,
 ) -> Judgement:
-    """Judge every node. `outputs` are the keys that decide the run; empty: the root module's outputs of the last step.
+    """Judge every node. `outputs` are the keys that decide the run; none known: the root's outputs of the last step.
 
     Of the overrides whose glob names a node, the longest holds.
     """
     flow = Dataflow(comparison.nodes)
-    bench = _Bench(flow, flow.precision(), policy, overrides, dict(floors.by_key()) if floors else {}, _measured_modules(comparison))
+    bench = _Bench(
+        flow,
+        flow.precision(),
+        policy,
+        overrides,
+        dict(floors.by_key()) if floors else {},
+        _measured_modules(comparison),
+    )
     verdicts = tuple(bench.verdict(node) for node in comparison.nodes)
-    deciding = outputs or final_outputs(comparison)
+    known = {node.key for node in comparison.nodes}
+    deciding = tuple(key for key in outputs if key in known) or final_outputs(comparison)
     status = _status_of_run(verdicts, deciding)
     origins = first_faults(flow, {verdict.key: verdict for verdict in verdicts})
     why = _why_of_run(status, verdicts, deciding, origins)
@@ -61,7 +69,7 @@ def judge(
 
 
 def final_outputs(comparison: Comparison) -> tuple[NodeKey, ...]:
-    """The root module's outputs at the last step, of every rank; without a root module the last node of the reference."""
+    """The root module's outputs at the last step, of every rank; without a root module the reference's last node."""
     ours = [node for node in comparison.nodes if node.pairing is not Pairing.EXTRA]
     roots = [node.key for node in ours if node.key.op == MODULE_OP and not node.key.path]
     if not roots:
@@ -98,7 +106,11 @@ class _Bench:
     def _unmeasured(self, node: NodeComparison, policy: Policy) -> Verdict | None:
         key = node.key
         if node.pairing is Pairing.FUSED_AWAY:
-            return Verdict(key, Status.FUSED_AWAY, why=f"interior of {node.site or 'a fused site'}: no tensor exists in the candidate")
+            return Verdict(
+                key,
+                Status.FUSED_AWAY,
+                why=f"interior of {node.site or 'a fused site'}: no tensor exists in the candidate",
+            )
         if node.pairing is Pairing.EXTRA:
             return Verdict(key, Status.UNKNOWN, why=f"only in the candidate: {node.problem}")
         if policy.method is Method.IGNORE:
@@ -115,7 +127,11 @@ class _Bench:
     def _missing(self, node: NodeComparison) -> Verdict:
         enclosing = self._enclosing(node)
         if enclosing:
-            return Verdict(node.key, Status.UNKNOWN, why=f"{node.problem}; the output of {enclosing}, which encloses it, is compared")
+            return Verdict(
+                node.key,
+                Status.UNKNOWN,
+                why=f"{node.problem}; the output of {enclosing}, which encloses it, is compared",
+            )
         return Verdict(node.key, Status.MISSING, why=node.problem)
 
     def _enclosing(self, node: NodeComparison) -> str:
@@ -130,13 +146,16 @@ class _Bench:
         base = node.baseline
         if base is None or not _SUSPECT_REL_L2 < ours.rel_l2 < math.inf:
             return None
-        is_same = abs(ours.rel_l2 - base.rel_l2) <= _SAME_ERROR * base.rel_l2 and abs(ours.max_abs - base.max_abs) <= _SAME_ERROR * base.max_abs
+        is_same = (
+            abs(ours.rel_l2 - base.rel_l2) <= _SAME_ERROR * base.rel_l2
+            and abs(ours.max_abs - base.max_abs) <= _SAME_ERROR * base.max_abs
+        )
         came_in = [above.candidate.rel_l2 for above in self.flow.ancestors(node.key) if above.candidate is not None]
         if not is_same or not came_in or ours.rel_l2 < _SUSPECT_GROWTH * max(came_in):
             return None
         why = (
-            f"candidate and baseline agree, both far from the reference (relative L2 {ours.rel_l2:.3g} and {base.rel_l2:.3g}), "
-            f"with inputs that were right (at most {max(came_in):.3g})"
+            f"candidate and baseline agree, both far from the reference (relative L2 {ours.rel_l2:.3g} and "
+            f"{base.rel_l2:.3g}), with inputs that were right (at most {max(came_in):.3g})"
         )
         return Verdict(node.key, Status.REFERENCE_SUSPECT, "rel_l2", ours.rel_l2, _SUSPECT_REL_L2, why)
 
@@ -155,7 +174,10 @@ def _nonfinite(key: NodeKey, ours: Measures, base: Measures | None) -> Verdict |
     if ours.mismatched == 0:
         return None
     bad, theirs = ours.nan_candidate + ours.inf_candidate, ours.nan_reference + ours.inf_reference
-    counts = f"{ours.nan_candidate} NaN and {ours.inf_candidate} Inf, the reference {ours.nan_reference} and {ours.inf_reference}"
+    counts = (
+        f"{ours.nan_candidate} NaN and {ours.inf_candidate} Inf, "
+        f"the reference {ours.nan_reference} and {ours.inf_reference}"
+    )
     baseline = f"; the baseline has {base.nan_candidate} and {base.inf_candidate}" if base is not None else ""
     if theirs and not bad:
         why = f"the reference is not finite where the candidate is: the candidate has {counts}{baseline}"
@@ -171,14 +193,16 @@ def _is_exact(node: NodeComparison) -> bool:
 
 
 def _exact(key: NodeKey, ours: Measures, base: Measures | None, dtype: str) -> Verdict:
-    """Integers must be equal, 8-bit ones within 1 (a quantised value on the edge), or differ no more often than the baseline's."""
+    """Integers must be equal, 8-bit ones within 1 (quantised on the edge), or differ as seldom as the baseline's."""
     allowed = 1.0 if dtype in ("int8", "uint8") else 0.0
     if ours.max_abs <= max(allowed, base.max_abs if base is not None else 0.0):
-        return Verdict(key, Status.PASS, "max_abs", ours.max_abs, allowed, f"values differ by {ours.max_abs:.6g} at most")
+        return Verdict(
+            key, Status.PASS, "max_abs", ours.max_abs, allowed, f"values differ by {ours.max_abs:.6g} at most"
+        )
     share = 1.0 - ours.share_close
     base_share = 1.0 - base.share_close if base is not None else 0.0
     limit = base_share + 3.0 * math.sqrt(base_share / max(ours.count, 1))  # three sigma of the baseline's count
-    why = f"values differ by up to {ours.max_abs:.6g}, at {share:.3%} of the elements, in the baseline at {base_share:.3%}"
+    why = f"values differ by up to {ours.max_abs:.6g}, at {share:.3%} of the places, the baseline's at {base_share:.3%}"
     if base_share > 0.0 and share <= limit:
         return Verdict(key, Status.PASS, "share_differing", share, limit, why)
     return Verdict(key, Status.DRIFT, "max_abs", ours.max_abs, allowed, why)
@@ -206,7 +230,9 @@ def _verdict(seen: Evidence, status: Status, figure: Figure, why: str) -> Verdic
 def _status_of_run(verdicts: Sequence[Verdict], outputs: tuple[NodeKey, ...]) -> Status:
     deciding = set(outputs)
     at_outputs = {verdict.status for verdict in verdicts if verdict.key in deciding}
-    faults = {verdict.status for verdict in verdicts if verdict.status.is_fault and verdict.status is not Status.MISSING}
+    faults = {
+        verdict.status for verdict in verdicts if verdict.status.is_fault and verdict.status is not Status.MISSING
+    }
     if Status.MISSING in at_outputs:
         faults.add(Status.MISSING)
     for status in _SEVERITY:

@@ -3,18 +3,18 @@
 What the letter of the CANN standard leaves open, and what is done here (tests/compare/test_judge.py states each):
 
 * Tiny denominators. A ratio is taken to the baseline's error or to what one rounding explains, whichever is larger:
-  eps/2 of the coarsest dtype on the way to the node for relative figures (at least 2^-16, what long float32 sums in the
-  reference itself lose), one last place of the largest reference value for the largest error. A baseline that equals the
-  reference bit for bit (float32 on the CPU) is no second opinion: there the absolute rule holds.
+  eps/2 of the coarsest dtype on the way to the node for relative figures (at least 2^-16, what long float32 sums in
+  the reference itself lose), one last place of the largest reference value for the largest error. A baseline that
+  equals the reference bit for bit (float32 on the CPU) is no second opinion: there the absolute rule holds.
 * Chance. Two runs of the same accuracy have errors whose ratio varies as sqrt(F(k, k)), k independent errors a tensor.
   Errors inside one tensor are correlated (a row shares its normaliser, a channel its bias), so k = sqrt(elements) is
-  counted, and its root for the largest error. A ratio convicts only beyond its limit and beyond the 0.9999 quantile of chance, or beyond its limit where the
-  absolute rule allows the baseline's error but not the candidate's.
-* MARE. The largest of |d|/|r| is decided by the reference value nearest to zero: for two legitimate runs the ratio has a
-  tail 1/x, so that one node in six would exceed 5. In its place the largest absolute error is held to the MARE limit:
-  a local fault (one row, one head) moves it as much, chance does not. MARE itself is reported.
-* MERE and ErrorCount are over elements near zero to a large part too: they convict only together with a relative L2 error
-  above the baseline's and above one rounding, with enough elements behind them.
+  counted, and its root for the largest error. A ratio convicts only beyond its limit and beyond the 0.9999 quantile
+  of chance, or beyond its limit where the absolute rule allows the baseline's error but not the candidate's.
+* MARE. The largest of |d|/|r| is decided by the reference value nearest to zero: for two legitimate runs the ratio has
+  a tail 1/x, so that one node in six would exceed 5. In its place the largest absolute error is held to the MARE
+  limit: a local fault (one row, one head) moves it as much, chance does not. MARE itself is reported.
+* MERE and ErrorCount are over elements near zero to a large part too: they convict only together with a relative L2
+  error above the baseline's and above one rounding, with enough elements behind them.
 * A candidate whose relative L2 and largest error do not exceed the baseline's is never at fault, under any policy.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from align.compare.dataflow import Precision
 from align.compare.model import Measures, NodeComparison, ratio
@@ -61,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a rule looks at: measures of both runs, the policy, the node's precision, its spread if one was measured."""
+    """All that a rule looks at: measures of both runs, the policy, the node's precision, its measured spread."""
 
     node: NodeComparison
     candidate: Measures
@@ -88,7 +89,7 @@ class Evidence:
 
     @property
     def allowance(self) -> float:
-        """Relative error the absolute rule allows in a network: T, or the coarsest epsilon on the way times sqrt(depth)."""
+        """Relative error the absolute rule allows in a network: T, or the coarsest epsilon times sqrt(depth)."""
         grown = self.precision.epsilon * math.sqrt(min(max(self.precision.depth, 1), _DEEPEST))
         return max(threshold_of(self.node.dtype), grown) * self.policy.share(self.node.op_class)
 
@@ -114,7 +115,7 @@ def figures_of(seen: Evidence) -> tuple[Figure, ...]:
 def chance_ratio(independent: float) -> float:
     """The 0.9999 quantile of the ratio of two equally accurate runs' errors with so many independent errors each."""
     at = max(independent, 1.0)
-    for (low, upper), (high, lower) in zip(_CHANCE, _CHANCE[1:], strict=False):
+    for (low, upper), (high, lower) in pairwise(_CHANCE):
         if at <= high:
             share = math.log(at / low) / math.log(high / low)
             return math.exp((1 - share) * math.log(upper) + share * math.log(lower))
@@ -132,7 +133,12 @@ def _ratios(seen: Evidence, base: Measures) -> tuple[Figure, ...]:
         peak_limit = max(peak_limit, chance_ratio(math.sqrt(independent)))  # a maximum rests on still fewer elements
     figures = [
         Figure("rmse_ratio", rmse, rmse_limit, _beside("RMSE", ours.rmse, base.rmse, rmse)),
-        Figure("max_abs_ratio", peak, peak_limit, f"{_beside('largest error', ours.max_abs, base.max_abs, peak)}{_mare(ours, base)}"),
+        Figure(
+            "max_abs_ratio",
+            peak,
+            peak_limit,
+            f"{_beside('largest error', ours.max_abs, base.max_abs, peak)}{_mare(ours, base)}",
+        ),
     ]
     if rmse > 1.0:
         figures += _near_zero(seen, base)
@@ -143,7 +149,7 @@ def _near_zero(seen: Evidence, base: Measures) -> list[Figure]:
     """MERE and ErrorCount, where enough elements stand behind them."""
     ours, policy = seen.candidate, seen.policy
     figures = []
-    # 1/|r| over the normal domain has 16 times the variance of |d|: a quarter of the independent errors, and fewer values
+    # 1/|r| over the normal domain has 16 times the variance of |d|: a quarter of the independent errors
     independent = min(math.sqrt(ours.count) / 4, (ours.count - ours.small_count) / 64)
     if independent >= 1.0:
         mere = ours.mere_normal / max(base.mere_normal, seen.rounding)
@@ -153,16 +159,18 @@ def _near_zero(seen: Evidence, base: Measures) -> list[Figure]:
     noise = 3.0 * math.sqrt(ours.small_errors + policy.small_errors**2 * base.small_errors)  # three sigma of two counts
     if excess > noise:
         count = ratio(ours.small_errors, base.small_errors)
-        words = f"{ours.small_errors} of {ours.small_count} small values miss their bound, {base.small_errors} in the baseline"
+        words = f"{ours.small_errors} of {ours.small_count} small values are off, {base.small_errors} in the baseline"
         figures.append(Figure("small_error_ratio", count, policy.small_errors, words))
     return figures
 
 
 def _absolute(seen: Evidence) -> tuple[Figure, ...]:
-    """The standard's letter (MERE < T, MARE < 10 T, no small-value error), or else its limits on the network's scale."""
+    """The standard's letter (MERE < T, MARE < 10 T, no small-value error), or its limits on the network's scale."""
     ours, threshold = seen.candidate, threshold_of(seen.node.dtype) * seen.policy.share(seen.node.op_class)
     if ours.mere_normal < threshold and ours.mare_normal < 10 * threshold and ours.small_errors == 0:
-        return (Figure("mere", ours.mere_normal, threshold, f"MERE is {ours.mere_normal:.3g}, MARE {ours.mare_normal:.3g}"),)
+        return (
+            Figure("mere", ours.mere_normal, threshold, f"MERE is {ours.mere_normal:.3g}, MARE {ours.mare_normal:.3g}"),
+        )
     allowance = seen.allowance
     peak = ratio(ours.max_abs, seen.largest_reference)
     return (
@@ -174,12 +182,13 @@ def _absolute(seen: Evidence) -> tuple[Figure, ...]:
 def _cosine(seen: Evidence) -> tuple[Figure, ...]:
     ours, policy = seen.candidate, seen.policy
     share = policy.share(seen.node.op_class)
+    distance, largest = share * policy.cosine_distance, share * policy.peak * seen.largest_reference
     peak = ratio(ours.max_abs, seen.largest_reference) if ours.max_abs else 0.0
+    words = f"the largest error is {ours.max_abs:.3g}, {peak:.3g} of the largest reference value"
     return (
-        Figure("cosine_distance", ours.cosine_distance, share * policy.cosine_distance, f"1 - cos is {ours.cosine_distance:.3g}"),
-        Figure("max_abs", ours.max_abs, share * policy.peak * seen.largest_reference,
-               f"the largest error is {ours.max_abs:.3g}, {peak:.3g} of the largest reference value"),
-    )  # fmt: skip
+        Figure("cosine_distance", ours.cosine_distance, distance, f"1 - cos is {ours.cosine_distance:.3g}"),
+        Figure("max_abs", ours.max_abs, largest, words),
+    )
 
 
 def _spread(seen: Evidence, spread: NodeLimit) -> tuple[Figure, ...]:
@@ -188,7 +197,12 @@ def _spread(seen: Evidence, spread: NodeLimit) -> tuple[Figure, ...]:
     words = f"in {spread.runs} perturbed baseline runs"
     return (
         Figure("rel_l2", ours.rel_l2, whole, f"relative L2 is {ours.rel_l2:.3g}, about {spread.typical:.3g} {words}"),
-        Figure("max_abs", ours.max_abs, largest, f"the largest error is {ours.max_abs:.3g}, typically below {spread.max_abs:.3g} {words}"),
+        Figure(
+            "max_abs",
+            ours.max_abs,
+            largest,
+            f"the largest error is {ours.max_abs:.3g}, typically below {spread.max_abs:.3g} {words}",
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -22,12 +22,13 @@ BLOCK = 16384
 SPARE = 1e-7  # added to |r| below a relative error, as the CANN operator precision standard does
 CLOSE = 1e-3
 
-# Fields of a block; sums of c, r, c*c, r*r, c*r are in units of 2**E_VALUE (squared), d*d of 2**E_DIFF, e*e of 2**E_REST.
+# Fields of a block. Sums of values are in units of 2**E_VALUE, of d = c - r of 2**E_DIFF, of e = c - b*r of 2**E_REST;
+# sums of products in products of these units.
 (N, CC, RR, CR, DD, EE, ER, MAX_ABS, ARG_MAX, MAX_REL, SUM_REL, CLOSE_COUNT, MAX_REL_NORMAL, SUM_REL_NORMAL, SMALL,
  SMALL_ERRORS, SUM_C, SUM_R, MIN_C, MAX_C, MIN_R, MAX_R, MAX_ULP, E_VALUE, E_DIFF, E_REST, NAN_C, NAN_R, INF_C, INF_R,
  MISMATCHED, ZERO_ROWS, HEAD, TAIL, WHOLE, FIELDS) = range(36)  # fmt: skip
 
-# What a block holds of a row it shares with its neighbours (fields HEAD and TAIL; WHOLE: the row goes on past the block).
+# What a block holds of a row that it shares with its neighbours (fields HEAD and TAIL; WHOLE: HEAD's row does not end).
 NO_PIECE, ALIVE, BOTH_ZERO, ONLY_CANDIDATE_ZERO = range(4)
 
 ULP_BINS_PER_OCTAVE_LOG2 = 6
@@ -37,7 +38,12 @@ ULP_SHIFT = 52 - ULP_BINS_PER_OCTAVE_LOG2
 ULP_OFFSET = (1023 + ULP_LOWEST_LOG2) << ULP_BINS_PER_OCTAVE_LOG2
 _EXPONENT = 0x7FF << 52
 
-_FLAGS: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+_FLAGS: dict[str, Any] = {
+    "nogil": True,
+    "cache": True,
+    "fastmath": {"reassoc", "contract", "nsz"},
+    "error_model": "numpy",
+}
 
 
 def _unordered(name: str) -> Any:
@@ -46,7 +52,7 @@ def _unordered(name: str) -> Any:
     Only its own result is undefined on a NaN, and that result is thrown away when a block's sums are not finite.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def pick(typing: Any, left: Any, right: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kind = arguments[0].type
@@ -100,7 +106,7 @@ def _sum_all(c: Array, r: Array, factor: float, small_below: float, small_bound:
     cc, rr, cr, dd, ee, er, top, top_rel, rel = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     sum_c, sum_r, top_normal, rel_normal = 0.0, 0.0, 0.0, 0.0
     low_c, high_c, low_r, high_r = np.inf, -np.inf, np.inf, -np.inf
-    close, small, errors = 0, 0, 0
+    close, small, errors = np.int64(0), np.int64(0), np.int64(0)
     for i in range(c.size):
         x, y = np.float64(c[i]), np.float64(r[i])
         d, size = abs(x - y), abs(y)
@@ -140,7 +146,7 @@ def _is_plain(row: Array, single: bool) -> bool:
     low, high = (0.0, np.inf) if single else (1e-200, 1e240)
     if not (low <= row[CC] < high and low <= row[RR] < high and row[DD] < high):
         return False
-    return row[MAX_ABS] == 0.0 or row[DD] >= low
+    return bool(row[MAX_ABS] == 0.0 or row[DD] >= low)
 
 
 @njit(**_FLAGS)  # type: ignore[untyped-decorator]
@@ -183,7 +189,7 @@ def _zero_rows(c: Array, r: Array, place: int, width: int, row: Array) -> None:
 
 @njit(**_FLAGS)  # type: ignore[untyped-decorator]
 def _count_ulps(c: Array, r: Array, ulp: Array, bins: Array, counts: Array) -> float:
-    """Add |c - r| in ULPs to the log histogram; the largest. `ulp` holds (rounding, lowest, highest, 2**(mantissa - 1)).
+    """Add |c - r| in ULPs to the log histogram; the largest. `ulp`: rounding, lowest, highest, 2**(mantissa - 1).
 
     The unit is the last place of r rounded to the judged format: half a unit is added to the bits of |r|, what is left
     of the exponent is held between the format's lowest and highest, and the quotient by 2**exponent is a product with
@@ -277,7 +283,7 @@ def widen_bfloat16(bits: Array, out: Array) -> None:
 
 @njit(**_FLAGS)  # type: ignore[untyped-decorator]
 def widen_float16(bits: Array, out: Array) -> None:
-    """Bits of float16 as float32 bits; exact. Subnormals come out of a subtraction, so a flush-to-zero mode is harmless."""
+    """Bits of float16 as float32 bits, exact. Subnormals come of a subtraction: a flush-to-zero mode does no harm."""
     for i in range(bits.size):
         h = np.uint32(bits[i])
         fields = (h & np.uint32(0x7FFF)) << np.uint32(13)
@@ -286,5 +292,7 @@ def widen_float16(bits: Array, out: Array) -> None:
         if top == np.uint32(0x7C00):
             wide = fields | np.uint32(0x7F800000)
         if top == np.uint32(0):
-            wide = np.float32(np.uint32(fields + np.uint32(113 << 23)).view(np.float32) - np.float32(2.0**-14)).view(np.uint32)
+            wide = np.float32(np.uint32(fields + np.uint32(113 << 23)).view(np.float32) - np.float32(2.0**-14)).view(
+                np.uint32
+            )
         out[i] = wide | ((h & np.uint32(0x8000)) << np.uint32(16))

@@ -2,7 +2,7 @@
 
 Every figure but the counts of NaN and Inf is over the positions where both sides are finite. Decided for odd input:
   NaN against NaN, Inf against Inf of the same sign agree; everything else that is not finite is `mismatched`
-  zero reference     rel_l2 and cosine_distance are 0 if the candidate is zero too, else inf and 1; snr_db inf resp. -inf
+  zero reference     rel_l2 and cosine_distance are 0 if the candidate is zero too, else inf and 1; snr_db inf or -inf
   nothing to compare (empty, or no position finite on both sides) every error is 0, share_close 1, snr_db inf, the
                      index () and the means and extremes NaN
   scalar             as a tensor of one element, index (); zero_rows counts rows of two elements or more
@@ -178,13 +178,26 @@ def _merge(rows: Floats) -> list[float]:
 def _share_units(rows: Floats) -> tuple[int, int, int]:
     """Bring all blocks' sums to the units of the largest, in place; the three exponents."""
     shared = []
-    for field, is_there in ((k.E_VALUE, rows[:, k.CC] + rows[:, k.RR]), (k.E_DIFF, rows[:, k.DD]), (k.E_REST, rows[:, k.EE])):
+    for field, is_there in (
+        (k.E_VALUE, rows[:, k.CC] + rows[:, k.RR]),
+        (k.E_DIFF, rows[:, k.DD]),
+        (k.E_REST, rows[:, k.EE]),
+    ):
         used = rows[is_there > 0, field]
         unit = float(used.max()) if used.size else 0.0
         rows[:, field] = np.where(is_there > 0, rows[:, field] - unit, 0.0)
         shared.append(int(unit))
     value, diff, rest = (rows[:, field].astype(np.int64) for field in (k.E_VALUE, k.E_DIFF, k.E_REST))
-    shifts = {k.CC: 2 * value, k.RR: 2 * value, k.CR: 2 * value, k.SUM_C: value, k.SUM_R: value, k.DD: 2 * diff, k.EE: 2 * rest, k.ER: rest + value}
+    shifts = {
+        k.CC: 2 * value,
+        k.RR: 2 * value,
+        k.CR: 2 * value,
+        k.SUM_C: value,
+        k.SUM_R: value,
+        k.DD: 2 * diff,
+        k.EE: 2 * rest,
+        k.ER: rest + value,
+    }
     for field, shift in shifts.items():
         rows[:, field] = np.ldexp(rows[:, field], shift)
     return shared[0], shared[1], shared[2]

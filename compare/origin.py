@@ -1,12 +1,12 @@
 """Tell where drift begins: error that a node introduces apart from error it inherits, and a short list of origins.
 
-Errors are relative L2 in excess of the baseline's, e = sqrt(max(0, c^2 - b^2)): independent errors add in squares. What
-a node inherits is the largest excess among its nearest measured ancestors; what it introduces is sqrt(max(0, e^2 - i^2)), or
-its local error where the shadow tap measured one. Amplification is e / i.
+Errors are relative L2 in excess of the baseline's, e = sqrt(max(0, c^2 - b^2)): independent errors add in squares.
+What a node inherits is the largest excess i among its nearest measured ancestors; what it introduces is
+sqrt(max(0, e^2 - i^2)), or its local error where the shadow tap measured one. Amplification is e / i.
 
 An origin is a node at fault none of whose ancestors is. A second culprit behind the first is found where the nearest
-ancestors pass and the node introduces twice what it inherits, or where its local error exceeds what it inherited. A movement node that merely passes a fault on
-inherits it whole and is never an origin.
+ancestors pass and the node introduces twice what it inherits, or where its local error exceeds what it inherited. A
+movement node that merely passes a fault on inherits it whole and is never an origin.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def find_origins(
     faulty = [node for node in flow.nodes if _is_faulty(verdicts.get(node.key))]
     origins = [_origin(node, flow, verdicts[node.key], local or {}) for node in faulty if node.candidate is not None]
     moves = {node.key for node in faulty if node.op_class is OpClass.MOVEMENT}
-    calm = {node.key for node in faulty if not any(_is_faulty(verdicts.get(above.key)) for above in flow.ancestors(node.key))}
+    calm = {
+        node.key
+        for node in faulty
+        if not any(_is_faulty(verdicts.get(above.key)) for above in flow.ancestors(node.key))
+    }
     begin = [o for o in origins if o.key in first or (_is_second(o, o.key in calm) and o.key not in moves)]
     if len(begin) <= LONGEST_LIST:
         return tuple(begin)
@@ -71,7 +75,7 @@ def find_origins(
 
 
 def excess_error(node: NodeComparison) -> float:
-    """Relative L2 error in excess of the baseline's, in squares; the error itself without a baseline; NaN if not measured."""
+    """Relative L2 error in excess of the baseline's, in squares; all of it without a baseline; NaN if not measured."""
     if node.candidate is None:
         return math.nan
     ours, base = node.candidate.rel_l2, node.baseline.rel_l2 if node.baseline is not None else 0.0
@@ -85,7 +89,9 @@ def _origin(node: NodeComparison, flow: Dataflow, verdict: Verdict, local: Mappi
     above = [excess_error(ancestor) for ancestor in flow.ancestors(node.key)]
     inherited = max((error for error in above if not math.isnan(error)), default=0.0)
     own = local.get(node.key, math.nan)
-    rest = math.sqrt(max(0.0, excess**2 - inherited**2)) if math.isfinite(excess) and math.isfinite(inherited) else excess
+    rest = (
+        math.sqrt(max(0.0, excess**2 - inherited**2)) if math.isfinite(excess) and math.isfinite(inherited) else excess
+    )
     introduced = rest if math.isnan(own) else own
     return Origin(node.key, verdict.status, introduced, inherited, ratio(excess, inherited), own, verdict.why)
 

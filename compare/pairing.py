@@ -1,4 +1,4 @@
-"""Match the nodes of two runs: exactly, by a stated rule, or not at all. Every pair says how it was made, or why not."""
+"""Match the nodes of two runs: exactly, by a stated rule, or not at all. Each pair says how it was made, or why not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from align.compare.pairing_fusion import NO_FUSIONS, Component, FusionMap, compo
 from align.compare.pairing_rules import NONE, RenameRules
 from align.dumpers.model import NodeKey, NodeRecord, Storage
 
-# Attribute names under which DataParallel and DDP, torch.compile, FSDP and activation checkpointing hold the user's module.
+# Attribute names under which DataParallel and DDP, torch.compile, FSDP and checkpointing hold the user's module.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 Stem = tuple[str, str, int, int]  # path, op, step, rank: what calls are counted within
@@ -71,7 +71,9 @@ def pair(
     named = _match_names([record for record in candidate if record.key.call_name not in taken], reference, rules)
     absorbed = fusions.interior() | {call: group.name for group in groups for call in group.reference}
     uneven = _uneven_calls(named, reference, absorbed, counting)
-    matches |= {key: match for key, match in named.items() if key in keys and _stem(key) not in uneven and key not in matches}
+    matches |= {
+        key: match for key, match in named.items() if key in keys and _stem(key) not in uneven and key not in matches
+    }
     pairs = [_pair_of(record, matches.get(record.key), absorbed, uneven) for record in reference]
     used = {id(match.record) for match in matches.values()}
     renamed = {id(match.record): key for key, match in named.items()}
@@ -104,7 +106,9 @@ def _match_names(
     return _match_plain([record for record in candidate if id(record) not in claimed], keys, claims)
 
 
-def _match_plain(free: Sequence[NodeRecord], keys: set[NodeKey], claims: dict[NodeKey, _Match]) -> dict[NodeKey, _Match]:
+def _match_plain(
+    free: Sequence[NodeRecord], keys: set[NodeKey], claims: dict[NodeKey, _Match]
+) -> dict[NodeKey, _Match]:
     """Add the candidate nodes whose key fits without wrapper names; those that fit nothing keep their own name."""
     open_keys = _unique_by_plain(key for key in keys if key not in claims)
     records = {record.key: record for record in free}
@@ -157,7 +161,9 @@ def _uneven_calls(
     for stem in ours.keys() & theirs.keys():
         is_prefix = counting is Counting.TRUNCATED and ours[stem] <= theirs[stem]
         if ours[stem] != theirs[stem] and not is_prefix:
-            uneven[stem] = f"called {_times(len(ours[stem]))} in the candidate, {_times(len(theirs[stem]))} in the reference"
+            uneven[stem] = (
+                f"called {_times(len(ours[stem]))} in the candidate, {_times(len(theirs[stem]))} in the reference"
+            )
     return uneven
 
 
@@ -169,14 +175,17 @@ def _stem(key: NodeKey) -> Stem:
     return (plain(key).path, key.op, key.step, key.rank)
 
 
-def _pair_of(
-    record: NodeRecord, match: _Match | None, absorbed: dict[str, str], uneven: dict[Stem, str]
-) -> Pair:
+def _pair_of(record: NodeRecord, match: _Match | None, absorbed: dict[str, str], uneven: dict[Stem, str]) -> Pair:
     if match is None:
         site = absorbed.get(record.key.call_name, "")
         if site:
             return Pair(record, None, Pairing.FUSED_AWAY, site)
-        return Pair(record, None, Pairing.MISSING, problem=uneven.get(_stem(record.key), "no node of this name in the candidate"))
+        return Pair(
+            record,
+            None,
+            Pairing.MISSING,
+            problem=uneven.get(_stem(record.key), "no node of this name in the candidate"),
+        )
     partner = match.record
     if Storage.FUSED in (partner.storage, record.storage):
         return Pair(record, partner, Pairing.FUSED_AWAY, partner.site or record.site)
@@ -186,4 +195,6 @@ def _pair_of(
 
 
 def _extra(record: NodeRecord, name: NodeKey, uneven: dict[Stem, str]) -> Pair:
-    return Pair(None, record, Pairing.EXTRA, record.site, uneven.get(_stem(name), "no node of this name in the reference"))
+    return Pair(
+        None, record, Pairing.EXTRA, record.site, uneven.get(_stem(name), "no node of this name in the reference")
+    )

@@ -49,7 +49,7 @@ NO_FUSIONS = FusionMap()
 def components(
     fusions: FusionMap, candidate: Iterable[NodeRecord], reference: Iterable[NodeRecord]
 ) -> tuple[Component, ...]:
-    """Connected components of the graph that joins each candidate call with its origin calls; calls not seen are left out."""
+    """Connected components of the graph that joins each candidate call with its origins; unseen calls are left out."""
     candidate_order, reference_order = _first_seen(candidate), _first_seen(reference)
     parent: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -79,26 +79,25 @@ def _first_seen(records: Iterable[NodeRecord]) -> dict[str, int]:
 def fusion_map(candidate: TraceSource) -> FusionMap:
     """Read the documents `sites` and `origins` of a candidate; only sites that its records say were fused count.
 
-    `sites` is a list of objects with the fields of `Site`; `origins` an object {call: [calls of the reference]}.
+    `sites` is a list (or {"sites": list}) of objects with `calls` and `operator`, or `name` as `operator@call`;
+    `origins` is an object {call: [calls of the reference]}.
     """
     fused = {record.site for record in candidate.nodes if record.site}
-    sites = tuple(site for site in map(_site, _document(candidate, "sites", [])) if site is not None and site.name in fused)
-    origins = _document(candidate, "origins", {})
+    listed = _document(candidate, "sites")
+    entries = listed.get("sites", []) if isinstance(listed, Mapping) else listed
+    sites = tuple(site for site in map(_site, entries or ()) if site is not None and site.name in fused)
+    origins = _document(candidate, "origins")
     named = origins.items() if isinstance(origins, Mapping) else ()
     return FusionMap(sites, tuple((str(call), tuple(map(str, originals))) for call, originals in named))
 
 
-def _document(source: TraceSource, name: str, absent: Any) -> Any:
+def _document(source: TraceSource, name: str) -> Any:
+    """A document as parsed JSON; None when there is none, or it is not JSON."""
     try:
         body = source.document(name)
-    except (AlignError, KeyError):
-        return absent
-    if isinstance(body, str | bytes):
-        try:
-            body = json.loads(body)
-        except ValueError:
-            return absent
-    return body or absent
+        return json.loads(body) if isinstance(body, str | bytes) else body
+    except (AlignError, KeyError, ValueError):
+        return None
 
 
 def _site(entry: Any) -> Site | None:
@@ -106,4 +105,5 @@ def _site(entry: Any) -> Site | None:
         return entry
     if not isinstance(entry, Mapping) or not entry.get("calls"):
         return None
-    return Site(str(entry.get("operator", "fused")), tuple(map(str, entry["calls"])))
+    operator = entry.get("operator") or str(entry.get("name", "fused")).partition("@")[0]
+    return Site(str(operator), tuple(map(str, entry["calls"])))

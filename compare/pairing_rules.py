@@ -84,7 +84,9 @@ class RenameRules:
             if hit is None:
                 raise ConfigError(f"rename rule {rule.source!r} matches no node of the candidate", _CORRECT)
             if not hit:
-                raise ConfigError(f"rename rule {rule.source!r} -> {rule.target!r} leads to no node of the reference", _CORRECT)
+                raise ConfigError(
+                    f"rename rule {rule.source!r} -> {rule.target!r} leads to no node of the reference", _CORRECT
+                )
 
     def applicable(self, candidate: Iterable[NodeKey], reference: frozenset[NodeKey]) -> RenameRules:
         """Only the rules that hold for this run: a baseline need not have the candidate's names."""
@@ -118,7 +120,9 @@ def read_rules(path: Path) -> RenameRules:
     try:
         body: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"cannot read rename rules from {path}: {exc}", "write [[rename]] entries with from and to") from exc
+        raise ConfigError(
+            f"cannot read rename rules from {path}: {exc}", "write [[rename]] entries with from and to"
+        ) from exc
     unknown = sorted(set(body) - {"rename"})
     entries = body.get("rename", [])
     if unknown or not isinstance(entries, list):
@@ -127,11 +131,15 @@ def read_rules(path: Path) -> RenameRules:
 
 
 def _rule(path: Path, number: int, entry: Any) -> RenameRule:
-    is_right = isinstance(entry, dict) and set(entry) == {"from", "to"} and all(isinstance(v, str) for v in entry.values())
+    is_right = (
+        isinstance(entry, dict) and set(entry) == {"from", "to"} and all(isinstance(v, str) for v in entry.values())
+    )
     if not is_right:
         raise ConfigError(f"{path}: rename {number} is {entry!r}", 'give exactly from = "..." and to = "..."')
     try:
         re.compile(_regex(entry["from"]))
     except re.error as exc:
-        raise ConfigError(f"{path}: rename {number}: {entry['from']!r} is no regular expression: {exc}", "mend the pattern") from exc
+        raise ConfigError(
+            f"{path}: rename {number}: {entry['from']!r} is no regular expression: {exc}", "mend the pattern"
+        ) from exc
     return RenameRule(entry["from"], entry["to"])

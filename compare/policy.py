@@ -1,13 +1,15 @@
 """Policies as values: which rule judges a node and with which limits. Measuring knows nothing of them.
 
-    cann-l0/l1/l2  ratios of the candidate's error to the baseline's: MARE 10/5/2, MERE 2/1.5/1.2, RMSE 2/1.5/1.2, small-value
-                   errors 2 (CANN operator precision standard, dual-benchmark form); `standard` where there is no baseline
-    standard       absolute limits by dtype: MERE < T and MARE < 10 T, or the same limits scaled to a network (judge_rules)
+    cann-l0/l1/l2  ratios of the candidate's error to the baseline's: MARE 10/5/2, MERE 2/1.5/1.2, RMSE 2/1.5/1.2,
+                   small-value errors 2 (CANN operator precision standard, dual-benchmark form); `standard` where there
+                   is no baseline
+    standard       absolute limits by dtype: MERE < T and MARE < 10 T, or these on a network's scale (judge_rules)
     cosine         1 - cos and the largest absolute error, nothing else
     auto           the spread of perturbed baseline runs (tolerance); `cann-l1` at nodes without one
     ignore         not judged at all: for overrides
-Limits hold as written for ordinary operators; for sensitive ones (attention, normalisation, softmax) what a limit allows
-beyond equality is cut by a fifth.
+
+Limits hold as written for ordinary operators; for sensitive ones (attention, normalisation, softmax) what a limit
+allows beyond equality is cut by a fifth.
 """
 
 from __future__ import annotations

@@ -47,11 +47,20 @@ def from_json(text: str) -> Comparison:
 
 def _write_node(node: NodeComparison) -> dict[str, Any]:
     return {
-        "key": str(node.key), "order": node.order, "kind": node.kind, "op_class": node.op_class, "type_name": node.type_name,
-        "dtype": node.dtype, "shape": list(node.shape), "pairing": node.pairing, "site": node.site, "problem": node.problem,
-        "candidate": _write_measures(node.candidate), "baseline": _write_measures(node.baseline),
+        "key": str(node.key),
+        "order": node.order,
+        "kind": node.kind,
+        "op_class": node.op_class,
+        "type_name": node.type_name,
+        "dtype": node.dtype,
+        "shape": list(node.shape),
+        "pairing": node.pairing,
+        "site": node.site,
+        "problem": node.problem,
+        "candidate": _write_measures(node.candidate),
+        "baseline": _write_measures(node.baseline),
         "producers": [str(key) for key in node.producers],
-    }  # fmt: skip
+    }
 
 
 def _write_measures(measures: Measures | None) -> list[Any] | None:

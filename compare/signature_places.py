@@ -216,7 +216,9 @@ def find_masked(specimen: Specimen) -> Iterator[Signature]:
         for word, where in (("set", mask), ("unset", ~mask)):
             share = specimen.share_at(where)
             if share >= _SHARE and where.mean() <= 0.9:
-                evidence = f"{share:.2%} of the squared error lies where input {number} is {word} ({where.mean():.1%} of it)"
+                evidence = (
+                    f"{share:.2%} of the squared error lies where input {number} is {word} ({where.mean():.1%} of it)"
+                )
                 yield Signature(
                     SignatureKind.CONFINED, evidence, share, (("input", number), ("is_set", float(word == "set")))
                 )

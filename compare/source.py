@@ -1,4 +1,4 @@
-"""What the comparison needs of a trace: records, tensors, documents. Files, folders of ranks and memory look alike here.
+"""What the comparison needs of a trace: records, tensors, documents. Files, folders of ranks, memory look alike.
 
 `align.dumpers.store.Trace` has these methods; `MemorySource` is the same without a file; `MergedSource` makes one
 source of the files that the ranks of one run left.
@@ -39,8 +39,11 @@ class TraceSource(Protocol):
     def read(self, key: NodeKey) -> RawTensor:
         """The bits kept of a node."""
 
+    def read_flat(self, key: NodeKey, start: int, stop: int) -> RawTensor:
+        """Elements `start` to `stop` of a kept tensor, flattened."""
+
     def document(self, name: str) -> Any:
-        """A text or parsed JSON kept beside the nodes; raises KeyError or AlignError, or is empty, when there is none."""
+        """A text or parsed JSON kept beside the nodes; raises KeyError or AlignError, or is empty, if there is none."""
 
 
 class MemorySource:
@@ -64,6 +67,12 @@ class MemorySource:
     def read(self, key: NodeKey) -> RawTensor:
         """The bits kept of a node. Raises KeyError when none were kept."""
         return self._tensors[key]
+
+    def read_flat(self, key: NodeKey, start: int, stop: int) -> RawTensor:
+        """Elements `start` to `stop` of a kept tensor, flattened."""
+        raw = self._tensors[key]
+        halves = (2,) if raw.dtype == "complex32" else ()
+        return RawTensor(raw.bits.reshape(-1, *halves)[start:stop], raw.dtype)
 
     def document(self, name: str) -> Any:
         """A document given at construction. Raises KeyError."""
@@ -89,6 +98,10 @@ class MergedSource:
         """The bits kept of a node, from the trace of its rank."""
         return self._by_rank[key.rank].read(key)
 
+    def read_flat(self, key: NodeKey, start: int, stop: int) -> RawTensor:
+        """Elements `start` to `stop` of a kept tensor, from the trace of its rank."""
+        return self._by_rank[key.rank].read_flat(key, start, stop)
+
     def document(self, name: str) -> Any:
         """The first rank's document."""
         return self._by_rank[min(self._by_rank)].document(name)
@@ -113,7 +126,7 @@ EVERYTHING = NodeSelection()
 
 
 def matches_glob(key: NodeKey, glob: str) -> bool:
-    """Whether a glob names a node by its whole key, its call, or its module path; a `[` in a glob is a plain character."""
+    """Whether a glob names a node by its whole key, its call, or its module path; `[` is a plain character."""
     plain = glob.replace("[", "[[]")
     return any(fnmatch.fnmatchcase(form, plain) for form in (str(key), key.call_name, key.path))
 
@@ -128,27 +141,27 @@ def name_of(source: TraceSource) -> str:
 
 @contextmanager
 def open_source(place: TraceSource | str | Path) -> Iterator[TraceSource]:
-    """Open a trace file, or a folder of rank files, for the length of a with block; pass a source through unopened.
+    """Open a trace, a folder of rank traces, or another tool's dump, for a with block; pass an open source through.
 
-    Raises UsageError when the path does not exist or a folder holds no trace.
+    Raises AlignError when there is nothing at the path, or nothing that can be read.
     """
     if not isinstance(place, str | Path):
         yield place
         return
+    from align.dumpers.importers import open_any
     from align.dumpers.store import Trace
 
+    files = trace_files(Path(place))
     with ExitStack() as stack:
-        sources: list[TraceSource] = [stack.enter_context(Trace.open(file)) for file in trace_files(Path(place))]
+        if not files:
+            yield stack.enter_context(open_any(place))
+            return
+        sources: list[TraceSource] = [stack.enter_context(Trace.open(file)) for file in files]
         yield sources[0] if len(sources) == 1 else MergedSource(sources)
 
 
 def trace_files(place: Path) -> tuple[Path, ...]:
-    """The file itself, or the trace files (`*.h5`, `*.hdf5`) of a folder by name. Raises UsageError when there are none."""
-    if not place.exists():
-        raise UsageError(f"no trace at {place}", "give a trace file that `align run` or `align capture` wrote")
+    """The traces (`*.h5`) of a folder by name, without those made by importing; none when it is not a folder."""
     if not place.is_dir():
-        return (place,)
-    files = tuple(sorted(file for file in place.iterdir() if file.suffix in (".h5", ".hdf5")))
-    if not files:
-        raise UsageError(f"no trace files (*.h5) in {place}", "give a trace file, or a folder with one file a rank")
-    return files
+        return ()
+    return tuple(sorted(file for file in place.glob("*.h5") if not file.name.endswith(".imported.h5")))

@@ -1,4 +1,4 @@
-"""Doubts about the runs themselves, before any number is believed: other models, other inputs, stale results, broken-off runs."""
+"""Doubts about the runs before any number is believed: other models or inputs, stale results, broken-off runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def check_same_model(candidate: TraceSource, reference: TraceSource, pairs: Sequ
     partners = [(found.candidate, found.reference) for found in pairs if found.candidate and found.reference]
     names = f"{name_of(candidate)} and {name_of(reference)}"
     if not partners:
-        raise UsageError(f"no node in common: {names}", "compare two runs of one model; rename rules (--rules) map other names")
+        raise UsageError(
+            f"no node in common: {names}", "compare two runs of one model; rename rules (--rules) map other names"
+        )
     alike = sum(ours.shape == theirs.shape for ours, theirs in partners)
     if candidate.header.workload != reference.header.workload and 2 * alike < total:
         raise UsageError(
@@ -42,7 +44,10 @@ def warnings_of(
     """All doubts in words; `runs` are candidate, reference and baseline."""
     present = [run for run in runs if run is not None]
     found = (
-        *_doubts_of_headers(present), *_stale(pairs, baseline), *_other_inputs(nodes), *_kept_too_little(pairs, nodes),
+        *_doubts_of_headers(present),
+        *_stale(pairs, baseline),
+        *_other_inputs(nodes),
+        *_kept_too_little(pairs, nodes),
     )
     return tuple(found)
 
@@ -80,7 +85,8 @@ def _other_inputs(nodes: Sequence[NodeComparison]) -> Iterator[str]:
             continue
         is_same = node.candidate.rel_l2 <= _INPUT_REL_L2 if is_floating(node.dtype) else node.candidate.max_abs == 0.0
         if not is_same:
-            yield f"the runs did not get the same input {node.key} (relative L2 {node.candidate.rel_l2:.3g}): no figure below is to be trusted"
+            far = f"relative L2 {node.candidate.rel_l2:.3g}"
+            yield f"the runs did not get the same input {node.key} ({far}): no figure below is to be trusted"
 
 
 def _kept_too_little(pairs: Sequence[Pair], nodes: Sequence[NodeComparison]) -> Iterator[str]:

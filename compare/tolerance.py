@@ -10,10 +10,10 @@ NBS Handbook 91, 1963, section 2-2.3; also the NIST/SEMATECH e-Handbook, 7.2.6.3
 
     limit = exp(mean + k s),   k = (z_p + sqrt(z_p^2 - a b)) / a,   a = 1 - z_c^2 / (2 (K - 1)),   b = z_p^2 - z_c^2 / K
 
-With confidence c (0.95) at least the share p (0.9999) of rounding-only candidates lies below. K = 8 gives k = 6.7. A bound
-free of distribution needs K >= ln(1-c)/ln(p) runs: 59 for the 0.95 quantile, 29,956 for this one, so the fit is what a
-user can afford. s is taken as no less than the median s over all nodes: with K = 8 a single node's s may be half or twice
-the truth. Run-to-run nondeterminism is added in squares. Fewer than 4 runs are refused.
+With confidence c (0.95) at least the share p (0.9999) of rounding-only candidates lies below. K = 8 gives k = 6.7. A
+bound free of distribution needs K >= ln(1-c)/ln(p) runs: 59 for the 0.95 quantile, 29,956 for this one, so the fit is
+what a user can afford. s is taken as no less than the median s over all nodes: with K = 8 a single node's s may be
+half or twice the truth. Run-to-run nondeterminism is added in squares. Fewer than 4 runs are refused.
 """
 
 from __future__ import annotations
@@ -81,9 +81,12 @@ def noise_floors(
     for spread in spreads:
         if len(spread.rel_l2) < FEWEST_RUNS:
             raise UsageError(
-                f"{len(spread.rel_l2)} perturbed runs at {spread.key}", f"make at least {FEWEST_RUNS}; 8 give useful limits"
+                f"{len(spread.rel_l2)} perturbed runs at {spread.key}",
+                f"make at least {FEWEST_RUNS}; 8 give useful limits",
             )
-    usual = tuple(_usual_deviation([values for s in spreads for values in (getattr(s, name),)]) for name in ("rel_l2", "max_abs"))
+    usual = tuple(
+        _usual_deviation([values for s in spreads for values in (getattr(s, name),)]) for name in ("rel_l2", "max_abs")
+    )
     limits = (_limit(spread, usual, (reruns or {}).get(spread.key, 0.0), (coverage, confidence)) for spread in spreads)
     return NoiseFloors(tuple(limit for limit in limits if limit is not None), coverage, confidence)
 
@@ -120,9 +123,7 @@ def tolerance_factor(runs: int, coverage: float = COVERAGE, confidence: float = 
     return (z_p + math.sqrt(z_p**2 - a * b)) / a
 
 
-def _limit(
-    spread: Spread, usual: tuple[float, ...], rerun: float, quantile: tuple[float, float]
-) -> NodeLimit | None:
+def _limit(spread: Spread, usual: tuple[float, ...], rerun: float, quantile: tuple[float, float]) -> NodeLimit | None:
     whole = _bound(spread.rel_l2, usual[0], quantile)
     largest = _bound(spread.max_abs, usual[1], quantile)
     if whole is None or largest is None:
@@ -147,4 +148,7 @@ def _usual_deviation(errors: Sequence[Sequence[float]]) -> float:
 
 
 def _deviation(logs: Sequence[float]) -> float:
-    return statistics.stdev(logs) if len(logs) > 1 else 0.0
+    if len(logs) < 2:
+        return 0.0
+    mean = math.fsum(logs) / len(logs)  # statistics.stdev is exact in fractions, and a hundred times slower
+    return math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))

@@ -1,4 +1,4 @@
-"""Compare two or three runs node by node: pair, read, measure. Says how far apart they are, never whether that is too far.
+"""Compare two or three runs node by node: pair, read, measure. Says how far apart they are, never whether too far.
 
 Results are in the reference's order of execution and do not depend on the number of threads. A pair that cannot be
 measured (shapes or kinds of dtype differ, no data kept) carries the reason in `problem`; nothing raises for it.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from align.compare.identical import measures_of_identical
 from align.compare.judge import judge
-from align.compare.model import Comparison, Coverage, Judgement, Measures, NodeComparison, Pairing
+from align.compare.measuring import LARGE_NBYTES, ReferenceNode, is_same_content
+from align.compare.model import Comparison, Coverage, Judgement, NodeComparison, Pairing
 from align.compare.pairing import Counting, Pair, pair
 from align.compare.pairing_fusion import fusion_map
 from align.compare.pairing_rules import NONE, RenameRules
@@ -23,32 +23,7 @@ from align.compare.policy import DEFAULT, Overrides, policy_named
 from align.compare.source import EVERYTHING, NodeSelection, TraceSource, open_source
 from align.compare.suspicion import check_same_model, warnings_of
 from align.compare.tolerance import NoiseFloors
-from align.compare.unmeasured import problem_of
-from align.dumpers.dtypes import RawTensor
-from align.dumpers.errors import AlignError
 from align.dumpers.model import NodeKey, NodeRecord, OpClass, RunStatus, Storage
-
-Measure = Callable[[RawTensor, RawTensor], Measures]
-
-# Tensors from here on are measured one at a time: the engine itself uses all cores for them, and memory stays bounded.
-_LARGE_NBYTES = 32 << 20
-
-
-def _measure_with_engine(candidate: RawTensor, reference: RawTensor) -> Measures:
-    from align.compare.measures import measure
-
-    return measure(candidate, reference)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """How to measure: the function, and how many nodes at a time (0: one a processor)."""
-
-    measure: Measure = _measure_with_engine
-    threads: int = 0
-
-
-ENGINE = Engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +41,31 @@ def compare_traces(
     *,
     rules: RenameRules = NONE,
     select: NodeSelection = EVERYTHING,
-    engine: Engine = ENGINE,
+    threads: int = 0,
 ) -> Comparison:
     """Measure every node of the candidate, and of the baseline, against the reference.
 
+    `threads` is how many nodes are measured at a time; 0 means one a processor. Large ones go one by one, each on all.
     Raises UsageError when two runs are of different models, ConfigError for a rename rule that matches nothing.
     """
-    pairs = pair(candidate.nodes, reference.nodes, rules=rules, fusions=fusion_map(candidate), counting=_counting(candidate))
+    pairs = pair(
+        candidate.nodes, reference.nodes, rules=rules, fusions=fusion_map(candidate), counting=_counting(candidate)
+    )
     check_same_model(candidate, reference, pairs)
     beside = _pair_baseline(baseline, reference, rules)
     chosen = tuple(found for found in pairs if select.accepts(_record(found)))
-    runs = _Runs(candidate, reference, baseline, engine.measure)
-    nodes = _measure_all([(found, beside.get(found.key)) for found in chosen], runs, engine.threads)
+    runs = _Runs(candidate, reference, baseline)
+    nodes = _measure_all([(found, beside.get(found.key)) for found in chosen], runs, threads)
     warnings = warnings_of((candidate, reference, baseline), chosen, beside, nodes)
     return Comparison(nodes, _coverage(chosen, nodes), baseline is not None, warnings)
 
 
 def compare_folders(
-    candidate: Path, reference: Path, baseline: Path | None = None, *, rules: RenameRules = NONE,
+    candidate: Path,
+    reference: Path,
+    baseline: Path | None = None,
+    *,
+    rules: RenameRules = NONE,
     select: NodeSelection = EVERYTHING,
 ) -> Comparison:
     """Compare trace files, or folders that hold one trace file a rank; see `compare_traces`."""
@@ -121,7 +103,6 @@ class _Runs:
     candidate: TraceSource
     reference: TraceSource
     baseline: TraceSource | None
-    measure: Measure
 
 
 def _counting(candidate: TraceSource) -> Counting:
@@ -146,14 +127,16 @@ def _pair_baseline(
         baseline.nodes, reference.nodes, rules=fitting, fusions=fusion_map(baseline), counting=_counting(baseline)
     )
     check_same_model(baseline, reference, pairs)
-    return {found.key: found.candidate for found in pairs if found.reference is not None and found.candidate is not None}
+    return {
+        found.key: found.candidate for found in pairs if found.reference is not None and found.candidate is not None
+    }
 
 
 def _measure_all(
     work: Sequence[tuple[Pair, NodeRecord | None]], runs: _Runs, threads: int
 ) -> tuple[NodeComparison, ...]:
     """Small nodes side by side, large ones one after the other, put together in the order given."""
-    small = [item for item in work if _record(item[0]).nbytes < _LARGE_NBYTES]
+    small = [item for item in work if _record(item[0]).nbytes < LARGE_NBYTES]
     results: dict[int, NodeComparison] = {}
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         measured = pool.map(lambda item: _compare_node(item[0], item[1], runs), small)
@@ -169,49 +152,17 @@ def _compare_node(found: Pair, beside: NodeRecord | None, runs: _Runs) -> NodeCo
     ours, theirs = found.candidate, found.reference
     if theirs is None:
         return node
-    tensors = _Tensors(runs, theirs)
+    aim = ReferenceNode(theirs, runs.reference)
     if ours is not None and found.pairing is not Pairing.FUSED_AWAY:
-        measured, problem = tensors.measure(ours, runs.candidate)
+        measured, problem = aim.measure(ours, runs.candidate)
         node = replace(node, candidate=measured, problem=problem)
     if beside is None or runs.baseline is None or beside.storage is Storage.FUSED:
         return node
-    if node.candidate is not None and ours is not None and _is_same_content(ours, beside):
-        return replace(node, baseline=node.candidate)  # the same bits need no second look: half the reading upstream of a fusion
-    return replace(node, baseline=tensors.measure(beside, runs.baseline)[0])
-
-
-def _is_same_content(one: NodeRecord, other: NodeRecord) -> bool:
-    alike = (one.digest, one.dtype, one.shape, one.storage) == (other.digest, other.dtype, other.shape, other.storage)
-    return alike and bool(one.digest)
-
-
-class _Tensors:
-    """Measure runs against one node of the reference, reading that node at most once."""
-
-    def __init__(self, runs: _Runs, record: NodeRecord) -> None:
-        self._runs = runs
-        self._record = record
-        self._raw: RawTensor | None = None
-
-    def measure(self, record: NodeRecord, source: TraceSource) -> tuple[Measures | None, str]:
-        """Measures and no problem, or the problem; statistics alone still count NaN and Inf."""
-        measured, problem = problem_of(record, self._record)
-        if problem:
-            return measured, problem
-        try:
-            if _is_same_content(record, self._record) and record.statistics is not None:
-                return measures_of_identical(record), ""
-            return self._measure_tensors(source.read(record.key))
-        except (AlignError, KeyError, OSError) as exc:
-            reason = exc.problem if isinstance(exc, AlignError) else str(exc)
-            return None, f"cannot be read: {reason}"
-
-    def _measure_tensors(self, ours: RawTensor) -> tuple[Measures | None, str]:
-        if self._raw is None:
-            self._raw = self._runs.reference.read(self._record.key)
-        if ours.shape != self._raw.shape:
-            return None, f"samples cannot be compared: {ours.shape} kept against {self._raw.shape}"
-        return self._runs.measure(ours, self._raw), ""
+    if node.candidate is not None and ours is not None and is_same_content(ours, beside):
+        return replace(
+            node, baseline=node.candidate
+        )  # the same bits need no second look: half the reading upstream of a fusion
+    return replace(node, baseline=aim.measure(beside, runs.baseline)[0])
 
 
 def _describe(found: Pair) -> NodeComparison:

@@ -23,7 +23,7 @@ def problem_of(candidate: NodeRecord, reference: NodeRecord) -> tuple[Measures |
     if _family(candidate.dtype) != _family(reference.dtype):
         return None, f"dtype {candidate.dtype} against {reference.dtype}"
     kept = {candidate.storage, reference.storage}
-    if kept in ({Storage.TENSOR}, {Storage.SAMPLE}):
+    if kept <= {Storage.TENSOR, Storage.SAMPLE}:
         return None, ""
     if Storage.ABSENT in kept or candidate.statistics is None or reference.statistics is None:
         return None, f"no data kept: {candidate.storage} against {reference.storage}"
@@ -31,9 +31,13 @@ def problem_of(candidate: NodeRecord, reference: NodeRecord) -> tuple[Measures |
 
 
 def _problem_of_statistics(ours: Statistics, theirs: Statistics) -> tuple[Measures | None, str]:
-    described = f"statistics only: mean {ours.mean:.6g} against {theirs.mean:.6g}, l2 {ours.l2:.6g} against {theirs.l2:.6g}"
+    described = (
+        f"statistics only: mean {ours.mean:.6g} against {theirs.mean:.6g}, l2 {ours.l2:.6g} against {theirs.l2:.6g}"
+    )
     if ours.nonfinite > theirs.nonfinite:
-        return measures_of_statistics(ours, theirs), f"{described}, {ours.nonfinite} NaN or Inf against {theirs.nonfinite}"
+        return measures_of_statistics(
+            ours, theirs
+        ), f"{described}, {ours.nonfinite} NaN or Inf against {theirs.nonfinite}"
     if theirs.l2 > 0.0 and math.isfinite(ours.l2):
         # Reverse triangle inequality: ||c - r|| >= | ||c|| - ||r|| |
         described += f"; the relative L2 error is at least {abs(ours.l2 - theirs.l2) / theirs.l2:.3g}"

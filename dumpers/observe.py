@@ -140,6 +140,7 @@ class Observe(Tap):
         self._order = 0
         self._admitted: dict[CallId, bool] = {}
         self._sources: dict[int, Keys] = {}
+        self.on_output: Callable[[NodeKey, torch.Tensor], None] | None = None
 
     def enter(self, call: Call) -> None:
         self._begin(call, is_seen=self._selection.sees_modules)
@@ -176,6 +177,10 @@ class Observe(Tap):
             keys.append(key)
         return tuple(keys)
 
+    def record_gradient(self, key: NodeKey, gradient: torch.Tensor) -> None:
+        """Record a gradient that has arrived."""
+        self._record(replace(key, rank=self._selection.rank), gradient.detach(), NodeKind.GRADIENT, "gradient", ())
+
     def _begin(self, call: Call, *, is_seen: bool) -> None:
         self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
         if self._selection.inputs and is_seen and self._wanted(call):
@@ -197,6 +202,8 @@ class Observe(Tap):
         key = NodeKey(path, op, index, slot, call.step, self._selection.rank)
         self._record(key, tensor, kind, call.type_name, producers, self._sites.get(call.ident, ""))
         self._flow.label(tensor, (key,))
+        if self.on_output is not None:
+            self.on_output(key, tensor)
 
     def _record(
         self, key: NodeKey, tensor: torch.Tensor, kind: NodeKind, type_name: str, producers: Keys, site: str = ""

@@ -16,6 +16,7 @@ class TraceSink:
     """Write nodes to a trace in the background. With `max_bytes`, tensors that no longer fit become statistics."""
 
     def __init__(self, writer: TraceWriter, *, max_bytes: int = 0) -> None:
+        self._trace = writer
         self._writer = BackgroundWriter(writer)
         self._left = max_bytes
         self._is_bounded = max_bytes > 0
@@ -40,6 +41,11 @@ class TraceSink:
     def submit_bare(self, record: NodeRecord) -> None:
         """Take a record without data."""
         self._writer.submit(record, None, record.storage)
+
+    def put_document(self, name: str, text: str) -> None:
+        """Store a text beside the nodes, once everything handed over is written."""
+        self._writer.drain()
+        self._trace.put_document(name, text)
 
     def close(self, status: RunStatus) -> None:
         """Write what is queued and seal the trace."""

@@ -157,7 +157,8 @@ def _scaled_moments(parts: Iterator[Array], exponent: int) -> tuple[float, float
     total = _NOTHING
     for part in parts:
         for start in range(0, part.size, _CHUNK):
-            values = np.ldexp(part[start : start + _CHUNK], -exponent)
+            with np.errstate(all="ignore"):
+                values = np.ldexp(part[start : start + _CHUNK], -exponent)
             total = _merge(total, _scan(values, "float64", 64))
     return total.mean, total.squares
 
@@ -185,10 +186,10 @@ def _magnitudes(flat: Array, name: str) -> Iterator[Array]:
     pairs = flat.reshape(-1, 2) if name == "complex32" else flat
     for start in range(0, len(pairs), _CHUNK):
         part = widen(RawTensor(pairs[start : start + _CHUNK], name))
-        real, imag = part.real.astype(np.float64), part.imag.astype(np.float64)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # signalling NaN among the parts
+            real, imag = part.real.astype(np.float64), part.imag.astype(np.float64)
             size = np.hypot(real, imag) if name == "complex128" else np.sqrt(real * real + imag * imag)
-        if not np.isfinite(size.sum()):
+        if not np.isfinite(size).all():
             infinite = np.isinf(real) | np.isinf(imag)
             size[np.isinf(size)] = np.finfo(np.float64).max
             size[infinite] = np.inf

@@ -49,7 +49,7 @@ class TraceWriter:
         self._is_open = True
         with self._translated():
             # earliest: the one format that needs no consistency flag, so that a killed writer leaves a file that opens
-            self._file = h5py.File(sealed, "w", libver="earliest", meta_block_size=1 << 16)
+            self._file = h5py.File(sealed, "w", libver="earliest", meta_block_size=1 << 14)
             self._abandon = weakref.finalize(self, _abandon, self._file, sealed)
             self._lay_out(header)
         self._layout = _contiguous()
@@ -132,7 +132,7 @@ class TraceWriter:
         for name in ("tensors", "samples", "documents", "nodes"):
             self._file.create_group(name)
         nodes = self._file["nodes"]
-        for name, kind, chunk in (("table", schema.ROW, 512), ("text", np.uint8, 1 << 16), ("producers", np.int64, 4096)):
+        for name, kind, chunk in (("table", schema.ROW, 128), ("text", np.uint8, 1 << 13), ("producers", np.int64, 512)):
             nodes.create_dataset(name, shape=(0,), maxshape=(None,), chunks=(chunk,), dtype=kind)
         if header.environment:
             pairs = [[text.encode() for text in pair] for pair in header.environment]

@@ -130,10 +130,17 @@ class Wire:
     roots    modules to name and wrap, by prefix (`{"": model}`, or several parts of a pipeline)
     taps     in the order in which they see a call
     sees_calls  whether torch function calls are caught at all; without, only modules are seen, at far lower cost
+    sees_outside  whether function calls outside all roots count: a pipeline's own arithmetic, but not a user's script
+    step_root  prefix of the root whose second call begins a new step; none by default
     """
 
-    def __init__(self, roots: Mapping[str, nn.Module], taps: Sequence[Tap], *, sees_calls: bool) -> None:
+    def __init__(
+        self, roots: Mapping[str, nn.Module], taps: Sequence[Tap], *, sees_calls: bool, sees_outside: bool = True,
+        step_root: str | None = None,
+    ) -> None:  # fmt: skip
         self._roots = dict(roots)
+        self._sees_outside = sees_outside
+        self._step_root = step_root
         self._taps = tuple(taps)
         self._mode = _Mode(self) if sees_calls else None
         self._saved: list[tuple[nn.Module, bool, Any]] = []
@@ -142,6 +149,8 @@ class Wire:
         self._step = 0
         self._depth = 0
         self.opaque: tuple[str, ...] = ()
+        self._called: set[str] = set()
+        self._with_parameters: set[str] = set()
         self._prepare = _overriders(taps, "prepare")
         self._execute = _overriders(taps, "execute")
         self._finish = _overriders(taps, "finish")
@@ -177,7 +186,14 @@ class Wire:
                 self._wrap(module, full)
                 if is_compiled(module):
                     opaque.append(full)
+                if module._parameters:
+                    self._with_parameters.add(full)
         self.opaque = tuple(opaque)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Modules that own parameters and were never called: used functionally, or not at all. Needs a module tap."""
+        return tuple(sorted(self._with_parameters - self._called))
 
     def _wrap(self, module: nn.Module, path: str) -> None:
         own = "forward" in module.__dict__
@@ -220,7 +236,7 @@ class Wire:
 
     def call(self, name: OpName, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one torch function through the taps."""
-        if _in_backward():
+        if _in_backward() or not (self._depth or self._sees_outside):
             return func(*args, **kwargs)
         if name.use is CallUse.READ:
             call = Call((self._path, name.short, 0), self._step, func, args, kwargs, name)
@@ -256,7 +272,10 @@ class Wire:
             finally:
                 self._path = outer
                 self._depth -= 1
+        if path == self._step_root and self._depth == 1 and (path, MODULE_OP) in self._counts:
+            self.next_step()
         call = Call(self._ident(path, MODULE_OP), self._step, original, args, kwargs, None, module)
+        self._called.add(path)
         try:
             for enter in self._enter:
                 enter(call)

@@ -30,7 +30,9 @@ _RULES = {
     "align/verdict": "The run is out of tolerance",
 }
 _PYTHON_FILE = re.compile(r"^(?P<file>[^:*?\"<>|]+\.py)(?::.*)?$", re.DOTALL)
-_MARKDOWN = re.compile(r"([\\`*_\[\]#!|~]|^[-+=]|(?<=^\d)[.)])")  # what starts a span anywhere, a block at the beginning
+_MARKDOWN = re.compile(
+    r"([\\`*_\[\]#!|~]|^[-+=]|(?<=^\d)[.)])"
+)  # what starts a span anywhere, a block at the beginning
 
 
 class Flavour(StrEnum):
@@ -42,7 +44,7 @@ class Flavour(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing to point at: the rule it breaks, the place in the model, what to say, and a name that stays the same."""
+    """One thing to point at: the rule it breaks, the place in the model, and what to say."""
 
     rule: str
     place: str
@@ -56,7 +58,7 @@ class Remark:
 
 
 def findings(report: RunReport) -> tuple[Remark, ...]:
-    """Culprits if any are known, else the origins of drift, else the verdict of a run that failed; empty when all is well."""
+    """Culprits if known, else the origins of drift, else the verdict of a failed run; empty when all is well."""
     is_fault = report.judgement.status.is_fault
     if report.culprits:
         return tuple(_culprit(card, is_fault=is_fault) for card in report.culprits)
@@ -64,7 +66,11 @@ def findings(report: RunReport) -> tuple[Remark, ...]:
     if rows:
         return tuple(_origin(row) for row in rows)
     top = headline(report)
-    return (Remark("align/verdict", one_line(report.workload), f"{top.word}: {one_line(top.sentence)}", True),) if is_fault else ()
+    return (
+        (Remark("align/verdict", one_line(report.workload), f"{top.word}: {one_line(top.sentence)}", True),)
+        if is_fault
+        else ()
+    )
 
 
 def _culprit(card: CulpritCard, *, is_fault: bool) -> Remark:
@@ -78,7 +84,9 @@ def _origin(row: NodeRow) -> Remark:
     verdict = row.verdict
     why = verdict.why or f"{verdict.metric} {figure(verdict.value)}, allowed {figure(verdict.limit)}"
     site = f" (site {row.node.site})" if row.node.site else ""
-    return Remark("align/drift-origin", one_line(str(row.node.key)), one_line(f"{row.status}: {why}{site}"), row.status.is_fault)
+    return Remark(
+        "align/drift-origin", one_line(str(row.node.key)), one_line(f"{row.status}: {why}{site}"), row.status.is_fault
+    )
 
 
 def to_sarif(report: RunReport) -> str:
@@ -112,7 +120,7 @@ def _source_file(report: RunReport) -> str:
     return match["file"].replace("\\", "/") if match else "align.toml"
 
 
-def annotations(report: RunReport, flavour: Flavour) -> str:
+def to_annotations(report: RunReport, flavour: Flavour) -> str:
     """GitHub workflow commands, one a line, or GitLab's Code Quality JSON."""
     found = findings(report)
     if flavour is Flavour.GITHUB:
@@ -146,25 +154,50 @@ def _gitlab(finding: Remark, file: str) -> dict[str, Any]:
 
 def to_markdown(report: RunReport, *, top: int = 10) -> str:
     """A job page's summary: verdict, worst nodes, origins, culprits, fusions, timing."""
-    blocks = [_verdict_block(report), _worst_block(report, top), _findings_block(report), _timing_block(report), _fused_block(report)]
+    blocks = [
+        _verdict_block(report),
+        _worst_block(report, top),
+        _findings_block(report),
+        _timing_block(report),
+        _fused_block(report),
+    ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _verdict_block(report: RunReport) -> str:
     top = headline(report)
     lines = [f"## {top.mark} {top.word}: {_escaped(report.workload)}", "", _escaped(top.sentence), ""]
-    lines += [f"- output {_code(item.label)}: relative L2 {item.value}" + (f" ({item.remark})" if item.remark else "") for item in output_findings(report)]
+    lines += [
+        f"- output {_code(item.label)}: relative L2 {item.value}" + (f" ({item.remark})" if item.remark else "")
+        for item in output_findings(report)
+    ]
     return "\n".join([*lines, f"- policy {_code(report.judgement.policy)}; {coverage_line(report)}"])
 
 
 def _worst_block(report: RunReport, top: int) -> str:
     rows = worst_nodes(report, top)
-    body = [(_cell(str(row.node.key)), figure(row.candidate_error), figure(row.baseline_error), times(row.node.excess), figure(row.max_abs), row.status.value) for row in rows]
-    return _block("Worst nodes", _table(("node", "candidate", "baseline", "ratio", "max abs", "status"), body)) if rows else ""
+    body = [
+        (
+            _cell(str(row.node.key)),
+            figure(row.candidate_error),
+            figure(row.baseline_error),
+            times(row.node.excess),
+            figure(row.max_abs),
+            row.status.value,
+        )
+        for row in rows
+    ]
+    return (
+        _block("Worst nodes", _table(("node", "candidate", "baseline", "ratio", "max abs", "status"), body))
+        if rows
+        else ""
+    )
 
 
 def _findings_block(report: RunReport) -> str:
-    lines = [f"- {_code(item.place)}: {_escaped(item.message)}" for item in findings(report) if item.rule != "align/verdict"]
+    lines = [
+        f"- {_code(item.place)}: {_escaped(item.message)}" for item in findings(report) if item.rule != "align/verdict"
+    ]
     return _block("Culprits" if report.culprits else "Drift begins at", "\n".join(lines)) if lines else ""
 
 
@@ -182,7 +215,12 @@ def _fused_block(report: RunReport) -> str:
         return ""
     states = (ChoiceState.ON, ChoiceState.OFF, ChoiceState.UNAVAILABLE)
     body = [
-        (_cell(f"{group.kind}:{group.name}"), *(count(group.count(state)) for state in states), nbytes(group.interior_nbytes), _escaped("; ".join(group.reasons)))
+        (
+            _cell(f"{group.kind}:{group.name}"),
+            *(count(group.count(state)) for state in states),
+            nbytes(group.interior_nbytes),
+            _escaped("; ".join(group.reasons)),
+        )
         for group in groups
     ]
     table = _table(("choice", "on", "off", "unavailable", "interior bytes saved", "remark"), body)
@@ -213,6 +251,3 @@ def _cell(text: str) -> str:
 def _escaped(text: str) -> str:
     plain = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", plain)
-
-
-__all__ = ["Flavour", "Remark", "annotations", "findings", "to_markdown", "to_sarif"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,8 @@ from align.reports.text import one_line, printable
 _TEMPLATES = Path(__file__).with_name("templates")
 _SCRIPTS = ("core.js", "chart.js", "tree.js", "table.js", "figures.js", "drawer.js", "main.js")
 _PRINTED_NODES = 40
+_INFINITE = re.compile(r"\binf\b")
+_FACTOR = re.compile(r"(?<=\d)x(?!\d)")
 _IMAGE_KINDS = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
 
 
@@ -60,9 +63,9 @@ def render_html(report: RunReport, pages: Sequence[NodePage] = (), pictures: Map
         bars=timing_bars(report.timing) if report.timing else (),
         ratio=_ratio_axis(report.timing) if report.timing else None,
         images=_images(report, pictures or {}),
-        data=Markup(as_script(packed(report, pages))),
-        style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
-        script=Markup(script),
+        data=_own(as_script(packed(report, pages))),
+        style=_own((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        script=_own(script),
         script_digest=_digest(script),
     )  # fmt: skip
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -79,6 +82,7 @@ def _environment() -> Environment:
         seconds=lambda value: _typeset(numbers.seconds(value)),
         nbytes=lambda value: _typeset(numbers.nbytes(value)),
         percent=lambda value: _typeset(numbers.percent(value)),
+        typeset=_typeset,
         count=numbers.count,
         sentence=lambda text: text[:1].upper() + text[1:],
         node=node_anchor,
@@ -104,14 +108,17 @@ def _typeset(text: str) -> str:
     """Figures as print has them: a multiplication sign, a micro sign, an en dash for what is not known."""
     if text == numbers.UNKNOWN:
         return "–"
-    if text.endswith("x"):
-        return f"{text[:-1]}×"
-    return text.replace(" us", " µs").replace("inf", "∞")
+    return _FACTOR.sub("×", _INFINITE.sub("∞", text)).replace(" us", " µs")
 
 
 def node_anchor(key: object) -> str:
     """The fragment that opens a node's page: `#node=` and the percent-encoded key."""
     return "#node=" + quote(printable(str(key)), safe="", errors="replace")
+
+
+def _own(text: str) -> Markup:
+    """Text of this package, or packed by it, which stands in the page as it is."""
+    return Markup(text)  # noqa: S704 - the only door, and nothing from outside passes it unpacked
 
 
 def _digest(script: str) -> str:
@@ -138,12 +145,12 @@ def _ratio_axis(timing: Timing) -> dict[str, float] | None:
     return {"low": low, "high": high, "middle": middle, "left": math.exp(-reach), "right": math.exp(reach)}
 
 
-def _images(report: RunReport, pictures: Mapping[str, bytes]) -> tuple[tuple[str, Markup], ...]:
+def _images(report: RunReport, pictures: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
     """(label, data URI) of each picture that is an image, in the report's order, then the others."""
     labels = {path: label for label, path in report.pictures}
     order = [*(name for _, path in report.pictures for name in (path,) if name in pictures), *pictures]
     found = ((labels.get(name, name), _data_uri(pictures[name])) for name in dict.fromkeys(order))
-    return tuple((label, Markup(uri)) for label, uri in found if uri)
+    return tuple((label, uri) for label, uri in found if uri)
 
 
 def _data_uri(content: bytes) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+from junitparser.junitparser import FinalResult
 
 from align.compare.model import Status
 from align.reports.model import RunReport
@@ -14,7 +15,7 @@ from align.reports.numbers import figure, times
 from align.reports.summary import NodeRow, headline, node_rows, worst_first
 from align.reports.text import one_line
 
-Result = TypeVar("Result", Failure, Error, Skipped)
+Result = TypeVar("Result", bound=FinalResult)
 _UNJUDGED = (Status.FUSED_AWAY, Status.UNKNOWN, Status.REFERENCE_SUSPECT)
 
 
@@ -36,7 +37,8 @@ def to_junit(report: RunReport, unit: CaseUnit = CaseUnit.NODE) -> str:
         suite.add_property(one_line(name), one_line(value))
     xml = JUnitXml("align")
     xml.add_testsuite(suite)
-    return bytes(xml.tostring()).decode("utf-8") + "\n"
+    written: bytes = xml.tostring()  # type: ignore[no-untyped-call]
+    return written.decode("utf-8") + "\n"
 
 
 def _run_case(report: RunReport) -> TestCase:
@@ -70,8 +72,9 @@ def _case(row: NodeRow, name: str, group: str) -> TestCase:
     if row.status in _UNJUDGED:
         case.result = [_finding(Skipped, row.verdict.why or row.node.problem or row.status.value, row.status.value)]
     elif row.status.is_fault:
-        result = Error if row.status is Status.NONFINITE else Failure
-        case.result = [_finding(result, row.verdict.why or row.node.problem or row.status.value, row.status.value, _figures(row))]
+        why = row.verdict.why or row.node.problem or row.status.value
+        result: Callable[[str, str], Error | Failure] = Error if row.status is Status.NONFINITE else Failure
+        case.result = [_finding(result, why, row.status.value, _figures(row))]
     return case
 
 
@@ -85,7 +88,8 @@ def _finding(result: Callable[[str, str], Result], message: str, kind: str, body
 def _figures(row: NodeRow) -> str:
     verdict = row.verdict
     lines = [
-        f"candidate rel_l2 {figure(row.candidate_error)}, baseline {figure(row.baseline_error)}, ratio {times(row.node.excess)}",
+        f"candidate rel_l2 {figure(row.candidate_error)}, baseline {figure(row.baseline_error)}",
+        f"ratio {times(row.node.excess)}",
         f"max abs {figure(row.max_abs)}",
     ]
     if verdict.metric:

@@ -56,7 +56,7 @@ def as_object(report: RunReport) -> dict[str, Any]:
         "notes": plain(report.notes),
         "pictures": [{"label": label, "path": path} for label, path in report.pictures],
         "files": plain(report.files),
-        "environment": {name: value for name, value in report.environment},
+        "environment": dict(report.environment),
         "nodes": [_node(row) for row in rows],
     }
 
@@ -68,7 +68,7 @@ def _node(row: NodeRow) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A frozen value as JSON's own types: dataclasses by field order, sets sorted, floats made safe."""
-    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
         return _safe_float(float(value))

@@ -1,4 +1,4 @@
-"""What the page of one node shows beyond its measures: handed in beside a RunReport, for the nodes a reader will open."""
+"""What the page of one node shows beyond its measures: handed in beside a RunReport, for the nodes worth opening."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from align.dumpers.model import NodeKey, Statistics
 class NodePage:
     """Statistics of the three runs, where the error lies, and a picture of it.
 
-    `detail` is of the candidate, `baseline_detail` of the baseline, both against the reference. `error_map` holds |c - r|,
-    reduced to at most about 128 x 128 cells by maximum, rows first; `map_rows` and `map_columns` say what the two axes
-    are (`channel`, `position`, `head`).
+    `detail` is of the candidate, `baseline_detail` of the baseline, both against the reference. `error_map` holds
+    |c - r|, reduced to at most about 128 x 128 cells by maximum, rows first; `map_rows` and `map_columns` say what the
+    two axes are (`channel`, `position`, `head`).
     """
 
     key: NodeKey

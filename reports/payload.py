@@ -94,7 +94,9 @@ def _places(keys: Iterable[NodeKey], place: Mapping[NodeKey, int]) -> list[int]:
     return [place[key] for key in keys if key in place]
 
 
-def _measure_columns(rows: Sequence[NodeRow], side: Callable[[NodeComparison], Measures | None]) -> dict[str, list[Any]]:
+def _measure_columns(
+    rows: Sequence[NodeRow], side: Callable[[NodeComparison], Measures | None]
+) -> dict[str, list[Any]]:
     found = [side(row.node) for row in rows]
     return {name: [None if m is None else brief(getattr(m, name)) for m in found] for name in MEASURES}
 
@@ -109,7 +111,7 @@ def brief(value: float) -> float | int | str | None:
 
 
 def _levels(cells: Sequence[Sequence[float]]) -> dict[str, Any] | None:
-    """An error map as one byte a cell: 0 for zero or far below, 255 for not finite, else logarithmic from `low` to `high`."""
+    """An error map, one byte a cell: 0 zero or far below, 255 not finite, else logarithmic from `low` to `high`."""
     known = [math.log10(cell) for row in cells for cell in row if cell > 0 and math.isfinite(cell)]
     if not any(cells):
         return None
@@ -118,7 +120,13 @@ def _levels(cells: Sequence[Sequence[float]]) -> dict[str, Any] | None:
     span = (high - low) or 1.0
     width = max(map(len, cells))
     levels = bytes(_level(cell, low, span) for row in cells for cell in (*row, *[0.0] * (width - len(row))))
-    return {"rows": len(cells), "columns": width, "low": low, "high": low + span, "levels": base64.b64encode(levels).decode("ascii")}
+    return {
+        "rows": len(cells),
+        "columns": width,
+        "low": low,
+        "high": low + span,
+        "levels": base64.b64encode(levels).decode("ascii"),
+    }
 
 
 def _level(cell: float, low: float, span: float) -> int:

@@ -68,7 +68,7 @@ class NodeRow:
 
     @property
     def heat(self) -> float:
-        """How far above the baseline this node is: its excess; inf where a fault has no figure; 1 where nothing is wrong."""
+        """Excess over the baseline; inf where a fault has no figure, 1 where there is none and nothing is wrong."""
         if self.status in (Status.NONFINITE, Status.COLLAPSED, Status.MISMATCH, Status.MISSING):
             return math.inf
         excess = self.node.excess

@@ -66,15 +66,25 @@ def print_nodes(
     report: RunReport, console: Console, *, top: int = 20, only: frozenset[Status] = frozenset(), glob: str = "*"
 ) -> None:
     """The node table of `align show`, worst first; an empty `only` means every status, `glob` selects by key."""
-    rows = [row for row in node_rows(report) if (not only or row.status in only) and fnmatch.fnmatchcase(str(row.node.key), glob)]
+    rows = [
+        row
+        for row in node_rows(report)
+        if (not only or row.status in only) and fnmatch.fnmatchcase(str(row.node.key), glob)
+    ]
     _print(console, _node_table(worst_first(rows)[:top], console))
     hidden = len(rows) - top
     tally = ", ".join(f"{count(number)} {status}" for status, number in status_counts(rows))
-    _line(console, f"{plural(len(rows), 'node')}" + (f": {tally}" if tally else "") + (f"; {count(hidden)} not shown" if hidden > 0 else ""), "dim")
+    _line(
+        console,
+        f"{plural(len(rows), 'node')}"
+        + (f": {tally}" if tally else "")
+        + (f"; {count(hidden)} not shown" if hidden > 0 else ""),
+        "dim",
+    )
 
 
 def print_tree(report: RunReport, console: Console, *, depth: int = 3, only: frozenset[Status] = frozenset()) -> None:
-    """The module tree of `align show`, each module with its worst excess; `only` keeps modules that hold such a node."""
+    """The module tree of `align show` with the worst excess below each module; `only` keeps some statuses."""
     rows = [row for row in node_rows(report) if not only or row.status in only]
     root = module_tree(rows)
     tree = Tree(_branch_text(root, console, report.workload), guide_style="dim")
@@ -105,7 +115,9 @@ def _print_headline(report: RunReport, console: Console) -> None:
     text = Text(f"{_mark(top.status, console)} {top.word}", _STYLES[top.status])
     text.append(f"  {one_line(top.sentence)}", "default")
     _print(console, text)
-    lines = [Finding(f"output {shorten(one_line(f.label), 40)}", f.value, f.remark) for f in output_findings(report)[:4]]
+    lines = [
+        Finding(f"output {shorten(one_line(f.label), 40)}", f.value, f.remark) for f in output_findings(report)[:4]
+    ]
     lines.append(Finding("policy", one_line(report.judgement.policy), coverage_line(report)))
     _print_findings(lines, console)
 
@@ -125,14 +137,22 @@ def _print_origins(report: RunReport, console: Console) -> None:
     for row in rows[:5]:
         key = shorten(one_line(str(row.node.key)), _room(console) - 4)
         _line(console, f"  {_mark(row.status, console)} {key}", _STYLES[row.status])
-        _line(console, f"    {one_line(row.verdict.why) or _why(row)}" + (f"  [{one_line(row.node.site)}]" if row.node.site else ""))
+        _line(
+            console,
+            f"    {one_line(row.verdict.why) or _why(row)}"
+            + (f"  [{one_line(row.node.site)}]" if row.node.site else ""),
+        )
     if len(rows) > 5:
         _line(console, f"  and {count(len(rows) - 5)} more", "dim")
 
 
 def _why(row: NodeRow) -> str:
     verdict = row.verdict
-    return f"{verdict.metric} {figure(verdict.value)}, allowed {figure(verdict.limit)}" if verdict.metric else row.status.value
+    return (
+        f"{verdict.metric} {figure(verdict.value)}, allowed {figure(verdict.limit)}"
+        if verdict.metric
+        else row.status.value
+    )
 
 
 def _print_culprits(cards: Sequence[CulpritCard], console: Console) -> None:
@@ -153,7 +173,9 @@ def _print_fused(report: RunReport, console: Console) -> None:
     if not groups:
         return
     _title(console, "Choices", fused_line(report.choices))
-    table = _table("choice", "on", "off", "no kernel", "worst error", "baseline", "saves", "remark", left=("choice", "remark"))
+    table = _table(
+        "choice", "on", "off", "no kernel", "worst error", "baseline", "saves", "remark", left=("choice", "remark")
+    )
     for group in groups:
         table.add_row(*_operator_cells(group))
     _print(console, table)

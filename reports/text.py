@@ -1,10 +1,12 @@
-"""Make untrusted text fit to be shown: module names, paths and messages may hold anything, and must not steer a terminal."""
+"""Make untrusted text fit to be shown: names, paths and messages may hold anything and must not steer a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # control, format (bidi), surrogate, private, separators
+_HIDDEN = frozenset(
+    {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+)  # control, format (bidi), surrogate, private, separators
 
 
 def printable(text: str) -> str:
@@ -27,7 +29,7 @@ def shorten(text: str, width: int) -> str:
         return text[-width:] if width > 0 else ""
     kept = width - 3
     head = kept // 3
-    return f"{text[:head]}...{text[len(text) - (kept - head):]}"
+    return f"{text[:head]}...{text[len(text) - (kept - head) :]}"
 
 
 def _escaped(char: str) -> str:

@@ -5,29 +5,30 @@ A folder is read in the natural order of names (`block.2` before `block.10`), an
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from align.dumpers.dtypes import DTYPES, Array, RawTensor
 from align.dumpers.errors import TraceFormatError
-from align.dumpers.importers.found import DumpFormat, FoundDump, FoundNode, UnreadableValues, named_key
+from align.dumpers.importers.found import DumpFormat, FoundDump, FoundNode, UnreadableValuesError, named_key
 from align.dumpers.model import NodeKind, TraceHeader
 
 _READ_ERRORS = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 def read_arrays(path: Path) -> FoundDump:
-    """All arrays of a file or folder, each read when asked for. Objects, texts and records are left out, with a warning."""
+    """All arrays of a file or folder, each read when asked for. Objects, texts, records are left out, with a warning."""
     nodes, warnings = [], []
     for name, load in _sources(path):
         try:
             nodes.append(found_array(name, load()))
-        except UnreadableValues as exc:
+        except UnreadableValuesError as exc:
             warnings.append(f"{name} left out: {exc}")
     if not nodes and not warnings:
         raise TraceFormatError(f"no arrays in {path}", "give a .npy or .npz file, or a folder of them")
@@ -36,13 +37,13 @@ def read_arrays(path: Path) -> FoundDump:
 
 
 def found_array(name: str, source: Source, step: int = 0) -> FoundNode:
-    """A node for an array of this name. Raises UnreadableValues when its dtype is not one of ours."""
+    """A node for an array of this name. Raises UnreadableValuesError when its dtype is not one of ours."""
     dtype, shape, note = source.dtype, source.shape, ""
     text = "bfloat16" if is_void16(dtype) else dtype.newbyteorder("=").name
     if is_void16(dtype):
         note = "2-byte values without a dtype of numpy's, taken for bfloat16"
     if text not in DTYPES or dtype.hasobject:
-        raise UnreadableValues(f"dtype {dtype} is no tensor dtype")
+        raise UnreadableValuesError(f"dtype {dtype} is no tensor dtype")
     return FoundNode(named_key(name, step), NodeKind.MODULE, "", text, shape, source.read, note=note)
 
 
@@ -60,21 +61,27 @@ class Source:
             with self._opened() as file:
                 self.shape, self.dtype = _read_header(file)
         except _READ_ERRORS as exc:
-            raise UnreadableValues(str(exc)) from exc
+            raise UnreadableValuesError(str(exc)) from exc
 
     def read(self) -> RawTensor:
         """The values in native byte order, mapped from the file where they lie in a file of their own."""
         try:
-            values = np.load(self._path, mmap_mode=None if self._member else "r", allow_pickle=False)
-            array = values if not self._member else values[self._member]
+            if self._member:
+                with np.load(self._path, allow_pickle=False) as archive:
+                    return native(archive[self._member])
+            mode: Literal["r"] | None = None if 0 in self.shape else "r"  # nothing cannot be mapped
+            return native(np.load(self._path, mmap_mode=mode, allow_pickle=False))
         except _READ_ERRORS as exc:
-            raise UnreadableValues(str(exc)) from exc
-        return native(array)
+            raise UnreadableValuesError(str(exc)) from exc
 
-    def _opened(self) -> IO[bytes]:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
         if not self._member:
-            return open(self._path, "rb")
-        return zipfile.ZipFile(self._path).open(f"{self._member}.npy")
+            with self._path.open("rb") as file:
+                yield file
+            return
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{self._member}.npy") as member:
+            yield member
 
 
 def native(array: Array) -> RawTensor:

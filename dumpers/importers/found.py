@@ -1,4 +1,4 @@
-"""What every importer yields: the nodes of one run of another tool's dump, in order, with values read when asked for."""
+"""What every importer yields: the nodes of one run of another tool's dump, in order, values read when asked for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DumpFormat(StrEnum):
     SAFETENSORS = "safetensors"
 
 
-class UnreadableValues(Exception):
+class UnreadableValuesError(Exception):
     """The values of one tensor cannot be read: the importer keeps the rest, and says why."""
 
 
 class FoundNode(NamedTuple):
-    """One tensor of a dump. `load` reads its values and may raise UnreadableValues; None when none were kept."""
+    """One tensor of a dump. `load` reads its values and may raise UnreadableValuesError; None when none were kept."""
 
     key: NodeKey
     kind: NodeKind
@@ -43,7 +43,7 @@ class FoundNode(NamedTuple):
 
 
 class FoundDump(NamedTuple):
-    """One run of one rank. `documents` are (name, text) pairs worth keeping, `warnings` what could not be taken over."""
+    """One run of one rank: `documents` are (name, text) pairs worth keeping, `warnings` what was not taken over."""
 
     format: DumpFormat
     header: TraceHeader

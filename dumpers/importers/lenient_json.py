@@ -35,12 +35,14 @@ def read_object(path: Path) -> tuple[dict[str, Any], bool]:
             raise TraceFormatError(f"{path} is no JSON object", "give the dump.json that the tool wrote") from None
         return _members(text, start), False
     if not isinstance(whole, dict):
-        raise TraceFormatError(f"{path} holds a {type(whole).__name__}, no object", "give the dump.json that the tool wrote")
+        raise TraceFormatError(
+            f"{path} holds a {type(whole).__name__}, no object", "give the dump.json that the tool wrote"
+        )
     return whole, True
 
 
 def _members(text: str, start: int) -> dict[str, Any]:
-    """Members of the object that opens at `start`, as far as they are whole; of a torn member that is an object, its own."""
+    """Members of the object that opens at `start`, as far as they are whole; of a torn `data`, its own whole members."""
     found: dict[str, Any] = {}
     place = _skip(text, start + 1)
     while True:

@@ -17,19 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from align.dumpers.dtypes import Array, RawTensor
+from align.dumpers.dtypes import DTYPES, Array, RawTensor
 from align.dumpers.errors import TraceFormatError
 from align.dumpers.importers.arrays import common_dtype, is_void16, native
-from align.dumpers.importers.found import DumpFormat, FoundDump, FoundNode, UnreadableValues, choose_part, named_key
+from align.dumpers.importers.found import (
+    DumpFormat,
+    FoundDump,
+    FoundNode,
+    UnreadableValuesError,
+    choose_part,
+    named_key,
+)
 from align.dumpers.importers.lenient_json import read_text
-from align.dumpers.dtypes import DTYPES
 from align.dumpers.model import NodeKind, TraceHeader
 
 Feed = dict[str, Any]
 
 
 def read_polygraphy(path: Path, part: str) -> FoundDump:
-    """One runner's outputs. Raises UsageError when several are there and none is named, TraceFormatError when damaged."""
+    """One runner's outputs. Raises UsageError when one of several must be named, TraceFormatError when damaged."""
     try:
         runs = _runs(json.loads(read_text(path)))
         runner = choose_part(path, part, runs)
@@ -58,7 +64,7 @@ def _found(feeds: list[Feed]) -> tuple[list[FoundNode], list[str]]:
         for name, value in _items(feed):
             try:
                 array = decode(value)
-            except UnreadableValues as exc:
+            except UnreadableValuesError as exc:
                 warnings.append(f"{name} of iteration {step} left out: {exc}")
                 continue
             load: Callable[[], RawTensor] = partial(_identity, array)
@@ -85,7 +91,7 @@ def decode(value: Any) -> RawTensor:
     if isinstance(value, dict) and isinstance(value.get("tensor"), str):
         return _torch_tensor(value["tensor"])
     if not isinstance(value, dict) or not isinstance(value.get("array"), str):
-        raise UnreadableValues(f"a {type(value).__name__} without an array")
+        raise UnreadableValuesError(f"a {type(value).__name__} without an array")
     return _numpy_array(value["array"])
 
 
@@ -98,9 +104,9 @@ def _numpy_array(text: str) -> RawTensor:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
         array: Array = loaded if isinstance(loaded, np.ndarray) else loaded[loaded.files[0]]
     except (ValueError, OSError, EOFError, IndexError) as exc:
-        raise UnreadableValues(f"no .npy inside: {exc}") from exc
+        raise UnreadableValuesError(f"no .npy inside: {exc}") from exc
     if array.dtype.name not in DTYPES and not is_void16(array.dtype):
-        raise UnreadableValues(f"dtype {array.dtype} is no tensor dtype")
+        raise UnreadableValuesError(f"dtype {array.dtype} is no tensor dtype")
     return native(array)
 
 

@@ -30,7 +30,7 @@ _LONGEST_HEADER = 100_000_000
 
 
 def read_safetensors(path: Path) -> FoundDump:
-    """All tensors of a file, or of a folder of shards, in the order they lie in. Raises TraceFormatError when damaged."""
+    """All tensors of a file, or of a folder of shards, in the order they lie in. Raises TraceFormatError if damaged."""
     files = sorted(path.glob("*.safetensors"), key=lambda file: natural_order(file.name)) if path.is_dir() else [path]
     nodes: list[FoundNode] = []
     warnings: list[str] = []
@@ -46,9 +46,7 @@ def read_safetensors(path: Path) -> FoundDump:
             else:
                 warnings.append(f"{name} left out: dtype {entry['dtype']} is not known here")
     trace_header = TraceHeader(path.stem, "imported", "unknown", common_dtype(nodes), 0)
-    return FoundDump(
-        DumpFormat.SAFETENSORS, trace_header, nodes, documents=tuple(documents), warnings=tuple(warnings)
-    )
+    return FoundDump(DumpFormat.SAFETENSORS, trace_header, nodes, documents=tuple(documents), warnings=tuple(warnings))
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
@@ -97,5 +95,3 @@ def _read(file: Path, offset: int, dtype: str, shape: tuple[int, ...]) -> RawTen
         return RawTensor(np.zeros(shape, carrier), dtype)
     flat = np.memmap(file, carrier.newbyteorder("<"), "r", offset, shape or (1,))
     return RawTensor(np.asarray(flat).reshape(shape).astype(carrier, copy=False), dtype)
-
-

@@ -1,6 +1,6 @@
 """Read one tensor from a .pt file, never running what the file asks for: torch's weights-only reader, on the CPU.
 
-Tensors saved from an NPU name a function of torch_npu that rebuilds them; a stand-in that needs no NPU is put in its place.
+Tensors saved from an NPU name a function of torch_npu that rebuilds them; a stand-in that needs no NPU takes its place.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import TraceError
-from align.dumpers.importers.found import UnreadableValues
+from align.dumpers.importers.found import UnreadableValuesError
 
 if TYPE_CHECKING:
     import torch
 
 _NPU_REBUILD = "torch_npu.utils.storage._rebuild_npu_tensor"
-_READ_ERRORS = (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, KeyError)
+_READ_ERRORS = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+)
 
 
 @cache
@@ -33,7 +42,7 @@ def import_torch() -> ModuleType:
 
 
 def read_tensor(source: Path | BinaryIO) -> RawTensor:
-    """The tensor in what `torch.save` wrote. Raises UnreadableValues when there is none, or more than a tensor."""
+    """The tensor in what `torch.save` wrote. Raises UnreadableValuesError when there is none, or more than a tensor."""
     torch = import_torch()
     from align.dumpers.tensors import to_raw
 
@@ -42,9 +51,9 @@ def read_tensor(source: Path | BinaryIO) -> RawTensor:
         with torch.serialization.safe_globals([(_rebuild_npu_tensor, _NPU_REBUILD)]):
             found = torch.load(source, map_location="cpu", weights_only=True)
     except _READ_ERRORS as exc:
-        raise UnreadableValues(f"{name}: {_first_line(exc)}") from exc
+        raise UnreadableValuesError(f"{name}: {_first_line(exc)}") from exc
     if not isinstance(found, torch.Tensor):
-        raise UnreadableValues(f"{name} holds a {type(found).__name__}, no tensor")
+        raise UnreadableValuesError(f"{name} holds a {type(found).__name__}, no tensor")
     return to_raw(found.detach())
 
 

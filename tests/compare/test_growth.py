@@ -21,14 +21,20 @@ def test_each_law_is_recognised_under_five_percent_of_noise(law, steps):
     rng = np.random.default_rng(steps)
     n = np.arange(1, steps + 1)
     found = [
-        fit_growth([(int(i), float(e)) for i, e in zip(n, LAWS[law](n) * np.exp(0.05 * rng.standard_normal(steps)), strict=True)]).law
+        fit_growth(
+            [
+                (int(i), float(e))
+                for i, e in zip(n, LAWS[law](n) * np.exp(0.05 * rng.standard_normal(steps)), strict=True)
+            ]
+        ).law
         for _ in range(50)
     ]
     assert found.count(law) >= 47
 
 
 @pytest.mark.parametrize(
-    ("law", "rate", "words"), [(Law.FLAT, 0.0, "stays at 0.003"), (Law.SQUARE_ROOT, 0.002, "square root"), (Law.LINEAR, 0.001, "0.001 a step"),
+    ("law", "rate", "words"), [(Law.FLAT, 0.0, "stays at 0.003"), (Law.SQUARE_ROOT, 0.002, "square root"),
+                               (Law.LINEAR, 0.001, "0.001 a step"),
                                (Law.EXPONENTIAL, 0.3, "30.0% a step (doubles every 2.64)")],
 )  # fmt: skip
 def test_the_rate_and_the_sentence_are_those_of_the_law(law, rate, words):
@@ -54,10 +60,20 @@ def test_growth_follows_one_node_over_the_steps_of_a_comparison():
     def node(step, path="u"):
         plain = dict.fromkeys(Measures.__slots__, 0) | {"rel_l2": 0.01 * (step + 1), "max_abs_index": ()}
         return NodeComparison(
-            NodeKey(path, "forward", step=step), step, NodeKind.MODULE, OpClass.ORDINARY, "T", "float32", (1,), Pairing.EXACT, Measures(**plain)
+            NodeKey(path, "forward", step=step),
+            step,
+            NodeKind.MODULE,
+            OpClass.ORDINARY,
+            "T",
+            "float32",
+            (1,),
+            Pairing.EXACT,
+            Measures(**plain),
         )
 
-    comparison = Comparison((*(node(step) for step in range(6)), node(9, "other")), Coverage(7, 7, 0, 0, 0, 0), has_baseline=False)
+    comparison = Comparison(
+        (*(node(step) for step in range(6)), node(9, "other")), Coverage(7, 7, 0, 0, 0, 0), has_baseline=False
+    )
     growth = growth_of(comparison, NodeKey("u", "forward", step=3))
     assert (growth.law, growth.points) == (Law.LINEAR, 6)
     assert growth.rate == pytest.approx(0.01)

@@ -33,10 +33,21 @@ def distance(candidate, reference):
 def figures(**changes):
     """Measures of a million-element node with an error of 1 %, changed as told."""
     plain = dict.fromkeys(Measures.__slots__, 0.0) | dict.fromkeys(
-        ("small_count", "small_errors", "zero_rows", "nan_candidate", "nan_reference", "inf_candidate", "inf_reference", "mismatched"), 0
+        (
+            "small_count",
+            "small_errors",
+            "zero_rows",
+            "nan_candidate",
+            "nan_reference",
+            "inf_candidate",
+            "inf_reference",
+            "mismatched",
+        ),
+        0,
     )
     plain |= {
-        "count": 1_000_000, "cosine_distance": 5e-5, "max_abs": 0.05, "max_abs_index": (0,), "rel_l2": 0.01, "mare": 50.0,
+        "count": 1_000_000, "cosine_distance": 5e-5, "max_abs": 0.05, "max_abs_index": (0,), "rel_l2": 0.01,
+        "mare": 50.0,
         "mere": 0.03, "rmse": 0.01, "mare_normal": 2.0, "mere_normal": 0.03, "share_close": 0.1, "min_reference": -5.0,
         "max_reference": 5.0,
     }  # fmt: skip
@@ -44,9 +55,15 @@ def figures(**changes):
 
 
 def node(key=ROOT, *, candidate=None, baseline=None, **fields):
-    standard = dict(
-        order=1, kind=NodeKind.MODULE, op_class=OpClass.ORDINARY, type_name="T", dtype="bfloat16", shape=(1000, 1000), pairing=Pairing.EXACT
-    )
+    standard = {
+        "order": 1,
+        "kind": NodeKind.MODULE,
+        "op_class": OpClass.ORDINARY,
+        "type_name": "T",
+        "dtype": "bfloat16",
+        "shape": (1000, 1000),
+        "pairing": Pairing.EXACT,
+    }
     return NodeComparison(key=key, candidate=candidate, baseline=baseline, **(standard | fields))
 
 
@@ -76,9 +93,22 @@ def test_sensitive_operators_get_four_fifths_of_the_allowance():
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "ignore"])
 def test_a_candidate_nearer_than_the_baseline_is_never_at_fault(policy):
-    bad = figures(rel_l2=0.9, max_abs=40.0, cosine_distance=0.5, mare_normal=1e6, mere_normal=50.0, small_errors=900, small_count=1000)
+    bad = figures(
+        rel_l2=0.9,
+        max_abs=40.0,
+        cosine_distance=0.5,
+        mare_normal=1e6,
+        mere_normal=50.0,
+        small_errors=900,
+        small_count=1000,
+    )
     better = replace(bad, rel_l2=0.89)
-    assert verdict(node(candidate=better, baseline=replace(bad, small_errors=0, mare_normal=1.0, mere_normal=1.0)), policy).status is Status.PASS
+    assert (
+        verdict(
+            node(candidate=better, baseline=replace(bad, small_errors=0, mare_normal=1.0, mere_normal=1.0)), policy
+        ).status
+        is Status.PASS
+    )
 
 
 def test_a_tiny_baseline_error_does_not_make_one_rounding_a_fault():
@@ -110,7 +140,10 @@ def test_a_large_mare_alone_convicts_nobody_but_a_large_error_in_one_place_does(
 
 def test_small_value_errors_count_only_beyond_chance_and_with_a_larger_error():
     base = figures(small_count=1000, small_errors=10)
-    assert verdict(node(candidate=figures(rel_l2=0.011, small_count=1000, small_errors=25), baseline=base)).status is Status.PASS
+    assert (
+        verdict(node(candidate=figures(rel_l2=0.011, small_count=1000, small_errors=25), baseline=base)).status
+        is Status.PASS
+    )
     over = verdict(node(candidate=figures(rel_l2=0.011, small_count=1000, small_errors=90), baseline=base))
     assert (over.status, over.metric, over.value) == (Status.DRIFT, "small_error_ratio", 9.0)
     assert verdict(node(candidate=figures(small_count=1000, small_errors=90), baseline=base)).status is Status.PASS
@@ -161,7 +194,9 @@ def test_overflow_that_the_baseline_shares_is_told_apart():
 
 def test_two_runs_that_agree_far_from_the_reference_after_right_inputs_accuse_the_reference():
     right = node(NodeKey("a", "forward"), candidate=figures(), baseline=figures(), order=0)
-    far = node(candidate=figures(rel_l2=0.7, max_abs=4.0), baseline=figures(rel_l2=0.701, max_abs=4.0), producers=(right.key,))
+    far = node(
+        candidate=figures(rel_l2=0.7, max_abs=4.0), baseline=figures(rel_l2=0.701, max_abs=4.0), producers=(right.key,)
+    )
     assert judge(compare(right, far), policy_named("cann-l1")).verdicts[1].status is Status.REFERENCE_SUSPECT
     wrong = replace(right, candidate=figures(rel_l2=0.6), baseline=figures(rel_l2=0.6))
     assert judge(compare(wrong, far), policy_named("cann-l1")).verdicts[1].status is Status.PASS
@@ -174,14 +209,21 @@ def test_two_runs_that_agree_far_from_the_reference_after_right_inputs_accuse_th
 )  # fmt: skip
 def test_integers_must_be_equal_and_quantised_ones_within_one(dtype, ours, base, status):
     baseline = None if base is None else figures(max_abs=base, share_close=0.9 if base else 1.0)
-    assert verdict(node(candidate=figures(max_abs=ours, share_close=0.9), baseline=baseline, dtype=dtype)).status is status
+    assert (
+        verdict(node(candidate=figures(max_abs=ours, share_close=0.9), baseline=baseline, dtype=dtype)).status is status
+    )
 
 
 def test_without_a_baseline_the_standard_holds_on_the_scale_of_a_network():
-    inner = [node(NodeKey(f"l{i}", "forward"), candidate=figures(), order=i, producers=(NodeKey(f"l{i - 1}", "forward"),)) for i in range(16)]
+    inner = [
+        node(NodeKey(f"l{i}", "forward"), candidate=figures(), order=i, producers=(NodeKey(f"l{i - 1}", "forward"),))
+        for i in range(16)
+    ]
+
     def status(error):
         last = node(candidate=figures(rel_l2=error), order=20, producers=(inner[-1].key,))
         return judge(compare(*inner, last), policy_named("cann-l1")).verdicts[-1]
+
     assert status(0.03).status is Status.PASS
     assert status(0.04).status is Status.DRIFT
     assert status(0.03).limit == pytest.approx(2.0**-7 * math.sqrt(16))
@@ -253,7 +295,10 @@ def test_a_missing_node_inside_a_compared_module_is_accounted_for():
 def test_nothing_measured_is_never_a_pass():
     nothing = judge(compare(node(problem="no data kept: absent against tensor")), policy_named("cann-l1"))
     assert nothing.status is Status.UNKNOWN
-    assert judge(Comparison((), Coverage(0, 0, 0, 0, 0, 0), has_baseline=False), policy_named("cann-l1")).status is Status.UNKNOWN
+    assert (
+        judge(Comparison((), Coverage(0, 0, 0, 0, 0, 0), has_baseline=False), policy_named("cann-l1")).status
+        is Status.UNKNOWN
+    )
 
 
 def test_final_outputs_are_the_roots_of_the_last_step():
@@ -268,11 +313,14 @@ def legitimate_runs(rng, width, depth):
     for _ in range(depth):
         a, b = (bf16(rng.standard_normal((width, width)) / math.sqrt(width)) for _ in range(2))
         exact, unfused, fused = runs
+
         def norm(values, keep):
             scaled = keep(values / np.sqrt(np.mean(keep(values * values), axis=-1, keepdims=True) + 1e-6))
             return scaled.astype(np.float32)
+
         def same(values):
             return values
+
         h = [norm(exact, same) @ a, bf16(norm(unfused, bf16) @ a), norm(bf16(fused), same) @ a]
         act = [values / (1 + np.exp(-values)) for values in h]
         act[1], act[2] = bf16(act[1]), bf16(act[2])
@@ -288,7 +336,9 @@ def judged_runs(rng, policy, networks, side):
             unfused, fused = (distance(run, exact) for run in runs)
             ours, base = (unfused, fused) if side else (fused, unfused)
             above = (chain[-1].key,) if chain else ()
-            chain.append(node(NodeKey(f"layer{at}", "forward"), order=at, candidate=ours, baseline=base, producers=above))
+            chain.append(
+                node(NodeKey(f"layer{at}", "forward"), order=at, candidate=ours, baseline=base, producers=above)
+            )
         yield from (found.status for found in judge(compare(*chain), policy_named(policy)).verdicts)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -42,7 +43,9 @@ def stored(values: Array, dtype: str) -> RawTensor:
         return RawTensor((values * (1 - 1j)).astype(dtype), dtype)
     if dtype.startswith("uint"):
         return RawTensor(np.abs(values * 50).astype(dtype), dtype)
-    return RawTensor((values * 50 if "int" in dtype else values > 0 if dtype == "bool" else values).astype(dtype), dtype)
+    return RawTensor(
+        (values * 50 if "int" in dtype else values > 0 if dtype == "bool" else values).astype(dtype), dtype
+    )
 
 
 def exact_norms(c: Array, r: Array) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -118,7 +121,12 @@ def test_every_figure_is_that_of_its_formula(data: st.DataObject) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from([1e-3, 1e-6, 0.0, 1.0]), st.floats(-3, 3), st.integers(0, 2**32 - 1), st.sampled_from(["float32", "float64"]))
+@given(
+    st.sampled_from([1e-3, 1e-6, 0.0, 1.0]),
+    st.floats(-3, 3),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["float32", "float64"]),
+)
 def test_cosine_distance_keeps_its_digits_at_any_factor(noise: float, power: float, seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
     r = rng.standard_normal(50).astype(dtype)
@@ -168,8 +176,10 @@ def test_blocks_of_different_scales_add_up() -> None:
 )
 def test_ulp_distances_are_in_units_of_the_rounded_reference(dtype: str, rounding: type) -> None:
     rng = np.random.default_rng(1)
-    r = (rng.standard_normal(3001) * 10.0 ** rng.uniform(-6, 4, 3001)).astype(rounding)
-    c = np.array([x + n * np.spacing(x) for x, n in zip(r, rng.integers(0, 90, r.size), strict=True)], dtype=rounding)
+    r: Array = (rng.standard_normal(3001) * 10.0 ** rng.uniform(-6, 4, 3001)).astype(rounding)
+    c: Array = np.array(
+        [x + n * np.spacing(x) for x, n in zip(r, rng.integers(0, 90, r.size), strict=True)], dtype=rounding
+    )
     expected = np.sort(ulps(c, r, r))
     found = measure(raw(c, dtype), raw(r, dtype))
     assert found.ulp_max == expected[-1]
@@ -183,7 +193,9 @@ def test_the_reference_is_rounded_to_the_candidates_dtype_before_its_ulp_is_take
     expected = ulps(c, r, np.append(r[:-1].astype(np.float16), np.float16(40_000)))
     for i in range(r.size):
         assert measure(raw(c[i : i + 1], "float16"), raw(r[i : i + 1])).ulp_max == expected[i]
-    assert measure(raw(r[:1]), raw(c[:1], "float16")).ulp_max == abs(float(r[0]) - 2.0) * 512  # the narrower side's units
+    assert (
+        measure(raw(r[:1]), raw(c[:1], "float16")).ulp_max == abs(float(r[0]) - 2.0) * 512
+    )  # the narrower side's units
 
 
 def test_ulp_quantiles_are_at_most_one_part_in_64_below_the_truth() -> None:
@@ -207,7 +219,9 @@ def test_any_pair_of_dtypes_is_measured_as_its_values(candidate: str, reference:
     assert close(found.max_abs, np.abs(c - r).max())
     assert close(found.rel_l2, np.linalg.norm(c - r) / np.linalg.norm(r))
     assert close(found.mere, np.mean(np.abs(c - r) / (np.abs(r) + 1e-7)))
-    assert close(found.cosine_distance, np.sum(np.abs(c / np.linalg.norm(c) - r / np.linalg.norm(r)) ** 2) / 2, 1e-9, 1e-15)
+    assert close(
+        found.cosine_distance, np.sum(np.abs(c / np.linalg.norm(c) - r / np.linalg.norm(r)) ** 2) / 2, 1e-9, 1e-15
+    )
     assert found.mismatched == 0
     core = measure_core(left, right)
     assert (core.max_abs, core.mare, core.max_abs_index) == (found.max_abs, found.mare, found.max_abs_index)
@@ -216,7 +230,9 @@ def test_any_pair_of_dtypes_is_measured_as_its_values(candidate: str, reference:
 
 @pytest.mark.parametrize("name", [n for n in DTYPES if n.startswith("float8") or n in ("float16", "bfloat16")])
 def test_every_code_of_a_narrow_float_equals_itself_widened(name: str) -> None:
-    bits = np.arange(256 if name.startswith("float8") else 65536).astype(DTYPES[name].carrier if name != "float16" else "uint16")
+    bits = np.arange(256 if name.startswith("float8") else 65536).astype(
+        DTYPES[name].carrier if name != "float16" else "uint16"
+    )
     narrow = RawTensor(bits.view(np.float16) if name == "float16" else bits, name)
     found = measure(narrow, raw(widen(narrow)))
     assert (found.max_abs, found.mismatched) == (0.0, 0)
@@ -270,7 +286,17 @@ def test_figures_leave_out_what_is_not_finite() -> None:
     found, wanted = measure(raw(hurt), raw(r)), measure(raw(c[~odd]), raw(r[~odd]))
     place = found.max_abs_index[0]
     assert abs(float(hurt[place]) - float(r[place])) == found.max_abs == wanted.max_abs
-    for name in ("rel_l2", "cosine_distance", "mere", "mare", "rmse", "mean_candidate", "min_reference", "ulp_p50", "ulp_max"):
+    for name in (
+        "rel_l2",
+        "cosine_distance",
+        "mere",
+        "mare",
+        "rmse",
+        "mean_candidate",
+        "min_reference",
+        "ulp_p50",
+        "ulp_max",
+    ):
         assert close(getattr(found, name), getattr(wanted, name), 1e-12), name
     assert (found.inf_candidate, found.mismatched) == (odd.sum(), odd.sum())
 
@@ -355,7 +381,7 @@ def test_threads_and_chunks_do_not_change_a_bit(dtype: str) -> None:
     assert measure(left, right, threads=2) == one
     assert measure(left, right, threads=3) == one
     cuts = [0, 1, 100_000, 400_000, 400_001, count]
-    chunks = [(left.bits[a:b], right.bits[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    chunks = [(left.bits[a:b], right.bits[a:b]) for a, b in itertools.pairwise(cuts)]
     assert measure_chunks(chunks, Pair((count,), dtype, dtype)) == one
     core = measure_chunks(chunks, Pair((count,), dtype, dtype), depth=Depth.CORE, threads=1)
     assert str(core) == str(measure_core(left, right, threads=2))

@@ -12,8 +12,13 @@ from align.dumpers.model import NodeKey, NodeKind, OpClass
 
 def measured(rel_l2):
     plain = dict.fromkeys(Measures.__slots__, 0) | {
-        "count": 10**6, "rel_l2": rel_l2, "max_abs": 5 * rel_l2, "max_abs_index": (0,), "mere_normal": rel_l2, "max_reference": 5.0,
-    }  # fmt: skip
+        "count": 10**6,
+        "rel_l2": rel_l2,
+        "max_abs": 5 * rel_l2,
+        "max_abs_index": (0,),
+        "mere_normal": rel_l2,
+        "max_reference": 5.0,
+    }
     return Measures(**plain)
 
 
@@ -26,10 +31,24 @@ class Graph:
     def add(self, text, error, above=(), *, base=0.01, **fields):
         key = NodeKey.parse(text)
         kind = NodeKind.MODULE if key.op == "forward" else NodeKind.CALL
-        standard = dict(kind=kind, op_class=OpClass.ORDINARY, type_name="T", dtype="bfloat16", shape=(1000, 1000), pairing=Pairing.EXACT)
+        standard = {
+            "kind": kind,
+            "op_class": OpClass.ORDINARY,
+            "type_name": "T",
+            "dtype": "bfloat16",
+            "shape": (1000, 1000),
+            "pairing": Pairing.EXACT,
+        }
         candidate = None if error is None else measured(error)
         self.nodes.append(
-            NodeComparison(key, len(self.nodes), candidate=candidate, baseline=measured(base), producers=tuple(map(NodeKey.parse, above)), **(standard | fields))
+            NodeComparison(
+                key,
+                len(self.nodes),
+                candidate=candidate,
+                baseline=measured(base),
+                producers=tuple(map(NodeKey.parse, above)),
+                **(standard | fields),
+            )
         )
         return self
 
@@ -68,13 +87,24 @@ def test_a_fault_passes_through_fused_away_and_movement_nodes():
 
 
 def test_a_module_inherits_from_the_calls_inside_it():
-    graph = Graph().add("x/mul#0:0", 0.01).add("m.n/exp#0:0", 0.05, ["x/mul#0:0"]).add("m.n/forward#0:0", 0.05, ["x/mul#0:0"])
+    graph = (
+        Graph()
+        .add("x/mul#0:0", 0.01)
+        .add("m.n/exp#0:0", 0.05, ["x/mul#0:0"])
+        .add("m.n/forward#0:0", 0.05, ["x/mul#0:0"])
+    )
     graph.add("m/forward#0:0", 0.05, ["x/mul#0:0"]).add("/forward#0:0", 0.05, ["x/mul#0:0"])
     assert names(graph.origins()[1]) == ["m.n/exp#0:0"]
 
 
 def test_the_calls_of_a_modules_earlier_call_are_not_inside_its_later_one():
-    graph = Graph().add("m/exp#0:0", 0.05).add("m/forward#0:0", 0.05).add("m/exp#1:0", 0.01).add("m/forward#1:0", 0.01, ["x/none#0:0"])
+    graph = (
+        Graph()
+        .add("m/exp#0:0", 0.05)
+        .add("m/forward#0:0", 0.05)
+        .add("m/exp#1:0", 0.01)
+        .add("m/forward#1:0", 0.01, ["x/none#0:0"])
+    )
     flow = Dataflow(graph.nodes)
     assert [str(node.key) for node in flow.ancestors(NodeKey("m", "forward", 1))] == ["m/exp#1:0"]
 
@@ -93,7 +123,9 @@ def test_a_later_step_inherits_from_the_step_before():
 
 
 def test_a_second_culprit_behind_passing_nodes_is_found():
-    graph = Graph().add("a/mul#0:0", 0.05).add("b/mean#0:0", 0.0101, ["a/mul#0:0"]).add("c/mul#0:0", 0.2, ["b/mean#0:0"])
+    graph = (
+        Graph().add("a/mul#0:0", 0.05).add("b/mean#0:0", 0.0101, ["a/mul#0:0"]).add("c/mul#0:0", 0.2, ["b/mean#0:0"])
+    )
     first, origins = graph.origins()
     assert [str(key) for key in first] == ["a/mul#0:0"]
     assert names(origins) == ["a/mul#0:0", "c/mul#0:0"]

@@ -14,7 +14,18 @@ def records(*texts, **fields):
     for order, text in enumerate(texts):
         key = NodeKey.parse(text)
         kind = NodeKind.MODULE if key.op == "forward" else NodeKind.CALL
-        made.append(NodeRecord(key, order, kind, "T", "float32", (2,), storage=fields.get("storage", Storage.TENSOR), site=fields.get("site", "")))
+        made.append(
+            NodeRecord(
+                key,
+                order,
+                kind,
+                "T",
+                "float32",
+                (2,),
+                storage=fields.get("storage", Storage.TENSOR),
+                site=fields.get("site", ""),
+            )
+        )
     return tuple(made)
 
 
@@ -50,10 +61,17 @@ def test_nodes_swallowed_by_a_kernel_are_fused_away_and_its_output_stands_for_th
     site = "attention@a/matmul#1"
     reference = records("a/matmul#0:0", "a/softmax#0:0", "a/matmul#1:0", "a/forward#0:0")
     candidate = (
-        *records("a/matmul#0:0", "a/softmax#0:0", storage=Storage.FUSED, site=site), *records("a/matmul#1:0", site=site), *records("a/forward#0:0")
+        *records("a/matmul#0:0", "a/softmax#0:0", storage=Storage.FUSED, site=site),
+        *records("a/matmul#1:0", site=site),
+        *records("a/forward#0:0"),
     )
     pairs = pair(candidate, reference)
-    assert [found.pairing for found in pairs] == [Pairing.FUSED_AWAY, Pairing.FUSED_AWAY, Pairing.FUSED_OUTPUT, Pairing.EXACT]
+    assert [found.pairing for found in pairs] == [
+        Pairing.FUSED_AWAY,
+        Pairing.FUSED_AWAY,
+        Pairing.FUSED_OUTPUT,
+        Pairing.EXACT,
+    ]
     assert [found.site for found in pairs] == [site, site, site, ""]
 
 
@@ -95,7 +113,9 @@ def test_n_calls_that_became_m_calls_pair_at_the_end_of_their_component():
     reference = records("r/a#0:0", "r/b#0:0", "r/c#0:0", "r/d#0:0", "/forward#0:0")
     candidate = records("k/one#0:0", "k/two#0:0", "/forward#0:0")
     fusions = FusionMap(origins=(("k/one#0", ("r/a#0", "r/b#0")), ("k/two#0", ("r/b#0", "r/c#0", "r/d#0"))))
-    assert [group.reference for group in components(fusions, candidate, reference)] == [("r/a#0", "r/b#0", "r/c#0", "r/d#0")]
+    assert [group.reference for group in components(fusions, candidate, reference)] == [
+        ("r/a#0", "r/b#0", "r/c#0", "r/d#0")
+    ]
     found = outcome(pair(candidate, reference, fusions=fusions))
     assert found == {
         "r/a#0:0": (Pairing.FUSED_AWAY, None),
@@ -135,11 +155,14 @@ def test_a_rule_that_leads_nowhere_is_an_error_that_names_it(source, target):
 
 def test_a_rules_file_is_read_in_order(tmp_path):
     file = tmp_path / "rules.toml"
-    file.write_text('[[rename]]\nfrom = "a"\nto = "b"\n[[rename]]\nfrom = \'re:c(\\d)\'\nto = \'d\\1\'\n')
+    file.write_text("[[rename]]\nfrom = \"a\"\nto = \"b\"\n[[rename]]\nfrom = 're:c(\\d)'\nto = 'd\\1'\n")
     assert read_rules(file) == RenameRules((RenameRule("a", "b"), RenameRule(r"re:c(\d)", r"d\1")))
 
 
-@pytest.mark.parametrize("text", ["[[rename]]\nfrom='a'", "[rename]\nx=1", "[[rename]]\nfrom='re:('\nto='b'", "[[", "[[renames]]\nfrom='a'\nto='b'"])
+@pytest.mark.parametrize(
+    "text",
+    ["[[rename]]\nfrom='a'", "[rename]\nx=1", "[[rename]]\nfrom='re:('\nto='b'", "[[", "[[renames]]\nfrom='a'\nto='b'"],
+)
 def test_a_wrong_rules_file_is_a_two_line_error(tmp_path, text):
     file = tmp_path / "rules.toml"
     file.write_text(text)

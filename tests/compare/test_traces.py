@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +11,23 @@ import pytest
 from align.compare.model import Pairing, Status
 from align.compare.serial import from_json, to_json
 from align.compare.source import MemorySource, MergedSource, NodeSelection, open_source
-from align.compare.traces import Engine, compare, compare_traces
+from align.compare.traces import compare, compare_folders, compare_traces
 from align.dumpers.dtypes import RawTensor
-from align.dumpers.errors import UsageError
+from align.dumpers.errors import AlignError, UsageError
 from align.dumpers.model import NodeKey, NodeKind, NodeRecord, RunStatus, Statistics, Storage, TraceHeader
+from align.dumpers.schema import sample_positions
+from align.dumpers.store import TraceWriter
+
+SIZES = {"candidate": 0.1, "reference": 0.0, "baseline": 0.05}
+align_compare = importlib.import_module("align.compare")
 
 
 def statistics(array):
     finite = array[np.isfinite(array)].astype(np.float64)
-    return Statistics(
-        array.size, float(finite.min()), float(finite.max()), float(finite.mean()), float(finite.std()), float(np.linalg.norm(finite)),
-        float(np.abs(finite).max()), nan=int(np.isnan(array).sum()), posinf=int(np.isposinf(array).sum()), neginf=int(np.isneginf(array).sum()),
-    )  # fmt: skip
+    norm, largest = np.linalg.norm(finite), np.abs(finite).max()
+    values = (finite.min(), finite.max(), finite.mean(), finite.std(), norm, largest)
+    nonfinite = (np.isnan(array), np.isposinf(array), np.isneginf(array))
+    return Statistics(array.size, *map(float, values), *(int(np.sum(mask)) for mask in nonfinite))
 
 
 def source(role, tensors, *, workload="toy", status=RunStatus.COMPLETE, documents=None, rank=0, **fields):
@@ -32,22 +38,37 @@ def source(role, tensors, *, workload="toy", status=RunStatus.COMPLETE, document
         kind = NodeKind.MODULE if key.op == "forward" else NodeKind.CALL
         dtype = str(array.dtype)
         record = NodeRecord(
-            key, order, kind, "T", dtype, array.shape, storage=Storage.TENSOR, statistics=statistics(array), digest=str(hash(array.tobytes()))
+            key,
+            order,
+            kind,
+            "T",
+            dtype,
+            array.shape,
+            storage=Storage.TENSOR,
+            statistics=statistics(array),
+            digest=str(hash(array.tobytes())),
         )
         records.append(replace(record, **fields.get(text, {})))
         kept[key] = RawTensor(array, dtype)
-    return MemorySource(TraceHeader(workload, role, "cpu", "float32", 0, rank=rank), records, kept, status=status, documents=documents)
+    return MemorySource(
+        TraceHeader(workload, role, "cpu", "float32", 0, rank=rank), records, kept, status=status, documents=documents
+    )
 
 
 @pytest.fixture
 def tensors():
     rng = np.random.default_rng(0)
-    return {name: rng.standard_normal((8, 16)).astype(np.float32) for name in ("a/forward#0:0", "b/forward#0:0", "/forward#0:0")}
+    return {
+        name: rng.standard_normal((8, 16)).astype(np.float32)
+        for name in ("a/forward#0:0", "b/forward#0:0", "/forward#0:0")
+    }
 
 
 def noisy(tensors, size, seed=1):
     rng = np.random.default_rng(seed)
-    return {name: (array + size * rng.standard_normal(array.shape)).astype(np.float32) for name, array in tensors.items()}
+    return {
+        name: (array + size * rng.standard_normal(array.shape)).astype(np.float32) for name, array in tensors.items()
+    }
 
 
 def test_each_node_is_measured_for_candidate_and_baseline_against_the_reference(tensors):
@@ -67,7 +88,7 @@ def test_each_node_is_measured_for_candidate_and_baseline_against_the_reference(
 def test_results_do_not_depend_on_the_number_of_threads(tensors):
     many = {f"l{i}/forward#0:0": array + i for i in range(30) for array in tensors.values()}
     runs = source("candidate", noisy(many, 0.1)), source("reference", many)
-    assert compare_traces(*runs, engine=Engine(threads=1)) == compare_traces(*runs, engine=Engine(threads=7))
+    assert compare_traces(*runs, threads=1) == compare_traces(*runs, threads=7)
 
 
 def test_equal_digests_are_zero_error_without_reading(tensors):
@@ -77,7 +98,9 @@ def test_equal_digests_are_zero_error_without_reading(tensors):
     ours, theirs = source("candidate", tensors), source("reference", tensors)
     ours.read = theirs.read = refuse
     found = compare_traces(ours, theirs)
-    assert [(node.candidate.rel_l2, node.candidate.max_abs, node.candidate.share_close) for node in found.nodes] == [(0.0, 0.0, 1.0)] * 3
+    assert [(node.candidate.rel_l2, node.candidate.max_abs, node.candidate.share_close) for node in found.nodes] == [
+        (0.0, 0.0, 1.0)
+    ] * 3
     assert found.coverage.compared == 3
 
 
@@ -100,7 +123,10 @@ def test_a_node_equal_to_the_baselines_is_measured_once(tensors):
 
 
 def test_other_shapes_and_kinds_of_dtype_are_a_problem_and_no_crash(tensors):
-    ours = dict(tensors) | {"a/forward#0:0": np.zeros((8, 15), np.float32), "b/forward#0:0": np.zeros((8, 16), np.int64)}
+    ours = dict(tensors) | {
+        "a/forward#0:0": np.zeros((8, 15), np.float32),
+        "b/forward#0:0": np.zeros((8, 16), np.int64),
+    }
     result = compare(source("candidate", ours), source("reference", tensors))
     problems = [node.problem for node in result.comparison.nodes]
     assert problems == ["shape 8x15 against 8x16", "dtype int64 against float32", ""]
@@ -121,7 +147,9 @@ def test_nodes_with_statistics_only_say_so_and_what_follows_from_them(tensors):
 def test_nan_is_seen_in_statistics_alone(tensors):
     ours = {name: array.copy() for name, array in tensors.items()}
     ours["a/forward#0:0"][0, :3] = np.nan
-    result = compare(source("candidate", ours, **{"a/forward#0:0": {"storage": Storage.STATISTICS}}), source("reference", tensors))
+    result = compare(
+        source("candidate", ours, **{"a/forward#0:0": {"storage": Storage.STATISTICS}}), source("reference", tensors)
+    )
     assert result.judgement.verdicts[0].status is Status.NONFINITE
     assert result.comparison.coverage.compared == 2
 
@@ -136,7 +164,11 @@ def test_meta_tensors_and_unreadable_nodes_are_unknown_and_the_rest_is_compared(
 
 def test_fused_nodes_keep_their_place_and_the_kernels_name(tensors):
     site = {"site": "norm@b/forward#0"}
-    ours = source("candidate", noisy(tensors, 0.1), **{"a/forward#0:0": site | {"storage": Storage.FUSED}, "b/forward#0:0": site | {"type_name": "Kernel"}})
+    ours = source(
+        "candidate",
+        noisy(tensors, 0.1),
+        **{"a/forward#0:0": site | {"storage": Storage.FUSED}, "b/forward#0:0": site | {"type_name": "Kernel"}},
+    )
     found = compare_traces(ours, source("reference", tensors), source("baseline", noisy(tensors, 0.1, seed=3)))
     assert [node.pairing for node in found.nodes] == [Pairing.FUSED_AWAY, Pairing.FUSED_OUTPUT, Pairing.EXACT]
     assert found.nodes[0].candidate is None
@@ -149,7 +181,9 @@ def test_fused_outputs_equal_to_the_baselines_bits_are_called_out(tensors):
     site = {"b/forward#0:0": {"site": "norm@b/forward#0"}}
     ours = noisy(tensors, 0.1)
     stale = compare_traces(source("candidate", ours, **site), source("reference", tensors), source("baseline", ours))
-    fresh = compare_traces(source("candidate", ours, **site), source("reference", tensors), source("baseline", noisy(tensors, 0.1, seed=4)))
+    fresh = compare_traces(
+        source("candidate", ours, **site), source("reference", tensors), source("baseline", noisy(tensors, 0.1, seed=4))
+    )
     assert any("byte-identical" in warning for warning in stale.warnings)
     assert not any("byte-identical" in warning for warning in fresh.warnings)
 
@@ -194,7 +228,9 @@ def test_a_selection_limits_what_is_compared(tensors):
 
 
 def test_ranks_of_one_run_are_compared_as_one(tensors):
-    ours, theirs = (MergedSource([source(role, tensors, rank=rank) for rank in (1, 0)]) for role in ("candidate", "reference"))
+    ours, theirs = (
+        MergedSource([source(role, tensors, rank=rank) for rank in (1, 0)]) for role in ("candidate", "reference")
+    )
     found = compare_traces(ours, theirs)
     assert [node.key.rank for node in found.nodes] == [0, 1, 0, 1, 0, 1]
     assert len(compare(ours, theirs).judgement.outputs) == 2
@@ -204,7 +240,11 @@ def test_ranks_of_one_run_are_compared_as_one(tensors):
 
 def test_sites_and_origins_come_from_the_candidates_documents(tensors):
     reference = source("reference", dict(tensors) | {"a/softmax#0:0": tensors["a/forward#0:0"]})
-    documents = {"sites": json.dumps([{"operator": "attention", "calls": ["a/softmax#0", "b/forward#0"], "op_class": "sensitive"}])}
+    documents = {
+        "sites": json.dumps(
+            [{"operator": "attention", "calls": ["a/softmax#0", "b/forward#0"], "op_class": "sensitive"}]
+        )
+    }
     ours = source("candidate", tensors, documents=documents, **{"b/forward#0:0": {"site": "attention@b/forward#0"}})
     assert compare_traces(ours, reference).nodes[3].pairing is Pairing.FUSED_AWAY
 
@@ -215,7 +255,9 @@ def test_a_comparison_survives_json_exactly_with_nan_and_infinity(tensors):
     ours["b/forward#0:0"][:] = 0
     zero = dict(tensors) | {"b/forward#0:0": np.zeros((8, 16), np.float32)}
     for reference in (tensors, zero):
-        found = compare_traces(source("candidate", ours), source("reference", reference), source("baseline", noisy(tensors, 0.1)))
+        found = compare_traces(
+            source("candidate", ours), source("reference", reference), source("baseline", noisy(tensors, 0.1))
+        )
         text = to_json(found)
         assert "NaN" not in text
         assert "Infinity" not in text
@@ -228,19 +270,105 @@ def test_a_comparison_survives_json_exactly_with_nan_and_infinity(tensors):
 
 def test_a_path_that_is_not_there_or_holds_no_trace_is_a_two_line_error(tmp_path):
     for place in (tmp_path / "none.h5", tmp_path):
-        with pytest.raises(UsageError), open_source(place):
+        with pytest.raises(AlignError) as caught, open_source(place):
             pass
+        assert len(str(caught.value).splitlines()) == 2
+
+
+def written(path, source):
+    """Write a trace in memory to a file."""
+    with TraceWriter.create(path, source.header) as writer:
+        for record in source.nodes:
+            writer.put(record, source.read(record.key))
+    return path
+
+
+def test_files_and_folders_of_ranks_give_what_memory_gives(tensors, tmp_path):
+    runs = {
+        role: [source(role, noisy(tensors, size, seed=rank), rank=rank) for rank in (0, 1)]
+        for role, size in SIZES.items()
+    }
+    for role, ranks in runs.items():
+        (tmp_path / role).mkdir()
+        for rank, one in enumerate(ranks):
+            written(tmp_path / role / f"rank{rank}.h5", one)
+    ours = compare_folders(*(tmp_path / role for role in SIZES))
+    assert ours == compare_traces(*(MergedSource(runs[role]) for role in SIZES))
+    assert align_compare(*(str(tmp_path / role / "rank1.h5") for role in SIZES)).comparison.nodes == tuple(
+        node for node in ours.nodes if node.key.rank == 1
+    )
+
+
+def test_other_tools_dumps_are_opened_directly(tensors, tmp_path):
+    for role in ("candidate", "reference"):
+        (tmp_path / role).mkdir()
+        for name, array in noisy(tensors, 0.1 if role == "candidate" else 0.0).items():
+            np.save(tmp_path / role / f"{name.split('/')[0] or 'root'}.npy", array)
+    found = compare(tmp_path / "candidate", tmp_path / "reference")
+    assert found.comparison.coverage.compared == 3
+
+
+def test_samples_are_compared_with_samples_and_with_whole_tensors_and_say_where(tensors):
+    reference = {"a/forward#0:0": np.random.default_rng(0).standard_normal((64, 1000)).astype(np.float32)}
+    ours = noisy(reference, 0.1)
+    at = sample_positions(NodeKey("a", "forward"), 64_000)
+    runs = {}
+    for role, run in (("candidate", ours), ("reference", reference)):
+        runs[role] = source(role, run)
+        runs[f"sampled {role}"] = source(role, run, **{"a/forward#0:0": {"storage": Storage.SAMPLE}})
+        runs[f"sampled {role}"]._tensors[NodeKey("a", "forward")] = RawTensor(
+            run["a/forward#0:0"].ravel()[at], "float32"
+        )
+    pairs = [
+        ("sampled candidate", "reference"),
+        ("candidate", "sampled reference"),
+        ("sampled candidate", "sampled reference"),
+    ]
+    found = [compare_traces(runs[one], runs[other]) for one, other in pairs]
+    measured = found[0].nodes[0].candidate
+    assert [comparison.nodes[0].candidate for comparison in found] == [measured] * 3
+    error = np.abs(ours["a/forward#0:0"] - reference["a/forward#0:0"])
+    assert measured.count == 4096
+    assert error[measured.max_abs_index] == pytest.approx(measured.max_abs) == error.ravel()[at].max()
+    assert any("sample" in warning for warning in found[0].warnings)
+
+
+def test_samples_under_different_names_are_not_compared(tensors):
+    sampled = {"storage": Storage.SAMPLE}
+    ours = source(
+        "candidate", {"module.a/forward#0:0": 2 * tensors["a/forward#0:0"]}, **{"module.a/forward#0:0": sampled}
+    )
+    found = compare_traces(ours, source("reference", tensors, **{"a/forward#0:0": sampled}))
+    assert found.nodes[0].candidate is None
+    assert "different names" in found.nodes[0].problem
+
+
+def test_large_tensors_are_streamed_to_the_same_figures(monkeypatch, tmp_path):
+    reference = {"a/forward#0:0": np.random.default_rng(0).standard_normal((300, 1000)).astype(np.float32)}
+    ours = noisy(reference, 0.1)
+    files = [
+        written(tmp_path / f"{role}.h5", source(role, run))
+        for role, run in (("candidate", ours), ("reference", reference))
+    ]
+    whole = compare(*files)
+    monkeypatch.setattr("align.compare.measuring.LARGE_NBYTES", 1000)
+    monkeypatch.setattr("align.compare.traces.LARGE_NBYTES", 1000)
+    monkeypatch.setattr("align.compare.measuring._CHUNK_ELEMENTS", 7001)
+    assert compare(*files) == whole
 
 
 def test_the_module_itself_compares(tensors):
-    module = importlib.import_module("align.compare")
-    result = module(source("candidate", noisy(tensors, 0.5)), source("reference", tensors), source("baseline", noisy(tensors, 0.1)))
+    result = align_compare(
+        source("candidate", noisy(tensors, 0.5)), source("reference", tensors), source("baseline", noisy(tensors, 0.1))
+    )
     assert result.judgement.status is Status.DRIFT
     assert result.judgement.policy == "cann-l1"
     with pytest.raises(UsageError, match="unknown policy"):
-        module(source("candidate", tensors), source("reference", tensors), policy="can-l1")
+        align_compare(source("candidate", tensors), source("reference", tensors), policy="can-l1")
 
 
 def test_importing_the_module_imports_no_engine():
     code = "import align.compare, sys; print(sorted({'numpy', 'numba', 'h5py', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    root = Path(__file__).parents[2]  # a checkout imports from where it lies
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert ended.stdout.strip() == "[]"

@@ -41,7 +41,7 @@ def _read(report: Path) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         problem = case.find("failure") if case.find("failure") is not None else case.find("error")
-        text = "" if problem is None else problem.text or problem.get("message", "failed")
+        text = "" if problem is None else problem.text or "failed"
         file = case.get("classname", "").rpartition(".")[2]
         found.setdefault(file, []).append((case.get("name", ""), text))
     return found

@@ -17,9 +17,9 @@ def to_bnsd(tensor: torch.Tensor, layout: str, heads: int) -> torch.Tensor:
     if layout == "BSND":
         return tensor.transpose(1, 2)
     if layout == "BSH":
-        return tensor.unflatten(2, (heads, -1)).transpose(1, 2)
+        return tensor.reshape(*tensor.shape[:2], heads, -1).transpose(1, 2)
     if layout == "SBH":
-        return tensor.unflatten(2, (heads, -1)).permute(1, 2, 0, 3)
+        return tensor.reshape(*tensor.shape[:2], heads, -1).permute(1, 2, 0, 3)
     if layout == "TND":
         return tensor.transpose(0, 1).unsqueeze(0)
     raise RuntimeError(f"unknown attention layout {layout!r}")

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 FILE_VARIABLE = "NPU_RIG_CALLS"
 FALLBACK = "fallback:"
+# npu:: operators that only move, cast or keep house, and the aten operator that is a fused kernel on the device.
+_NOT_FUSED = ("cast", "format", "npu_transpose", "npu_reshape", "npu_broadcast", "copy", "float_status", "one_")
+_FUSED_ATEN = frozenset({"aten::gelu.out"})
 _listeners: list[list[str]] = []
 
 
@@ -34,6 +37,15 @@ def rig_calls() -> Iterator[list[str]]:
     finally:
         # list.remove would compare by value, and an outer recording may hold the same names.
         _listeners[:] = [listener for listener in _listeners if listener is not names]
+
+
+def fused_names(names: Iterable[str]) -> list[str]:
+    """Pick the fused kernels out of a recording; empty for a baseline that is really unfused."""
+    return [name for name in names if name in _FUSED_ATEN or (name.startswith("npu::") and not _keeps_house(name))]
+
+
+def _keeps_house(name: str) -> bool:
+    return any(word in name for word in _NOT_FUSED)
 
 
 def write_at_exit() -> None:

@@ -82,7 +82,7 @@ def install() -> None:
 
 
 def _install_aten() -> None:
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     native = _registered("aten")
     for name in sorted(native - _NATIVE_ATEN):
@@ -97,7 +97,7 @@ def _install_aten() -> None:
     for name in _COMPOSED_AGAIN:
         overload = _overload("aten", name)
         assert overload is not None
-        library.impl(name, _composition(overload), f"Autograd{KEY}", allow_override=True)
+        library.impl(name, _composition(overload), f"Autograd{KEY}", allow_override=True)  # type: ignore[no-untyped-call]
 
 
 def _composition(overload: torch._ops.OpOverload) -> Kernel:
@@ -108,7 +108,7 @@ def _composition(overload: torch._ops.OpOverload) -> Kernel:
 
 
 def _install_npu() -> None:
-    library = torch.library.Library("npu", "IMPL")
+    library = torch.library.Library("npu", "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     for name in sorted(_registered("npu") - _NATIVE_NPU):
         known = KERNELS.get(name)
@@ -116,7 +116,7 @@ def _install_npu() -> None:
 
 
 def _implement(library: torch.library.Library, name: str, function: Kernel) -> None:
-    library.impl(name, function, KEY, allow_override=True)
+    library.impl(name, function, KEY, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 def _registered(namespace: str) -> set[str]:

@@ -56,7 +56,7 @@ def gating_top_k(
 
 
 def _only_best_groups(ranking: torch.Tensor, groups: int, kept: int, *, best: int) -> torch.Tensor:
-    parts = ranking.unflatten(-1, (groups, -1))
+    parts = ranking.reshape(*ranking.shape[:-1], groups, -1)
     chosen = parts.topk(best, -1).values.sum(-1).topk(kept, -1).indices
     keep = torch.zeros(parts.shape[:-1], dtype=torch.bool).scatter(-1, chosen, True)
     return parts.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(-2)

@@ -81,7 +81,6 @@ def _joined(*parts: str) -> str:
 
 def main() -> int:
     """Run the rest of the command line as a Python command on the rig, with its output shown as it comes."""
-    # PYTHONPATH is replaced, not searched: the child finds the checkout through `environment`.
     return subprocess.run([sys.executable, *sys.argv[1:]], env=environment(default_cache()), check=False).returncode
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from align.reports.model import RunReport
 
 
@@ -14,7 +15,8 @@ from align.reports.model import RunReport
 def samples() -> ModuleType:
     path = Path(__file__).with_name("sample_report.py")
     spec = importlib.util.spec_from_file_location("sample_report", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

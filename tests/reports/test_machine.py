@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from align.compare.model import Status
-from align.reports.forge import Flavour, annotations, findings, to_markdown, to_sarif
+from align.reports.forge import Flavour, findings, to_annotations, to_markdown, to_sarif
 from align.reports.machine import SCHEMA_VERSION, plain, to_json
 from align.reports.model import RunReport
 
@@ -27,14 +28,16 @@ def strict(text: str) -> Any:
 
 def test_json_has_a_version_first_and_a_stable_order(unet: RunReport) -> None:
     body = strict(to_json(unet))
-    assert list(body)[:3] == ["schema_version", "tool", "workload"] and body["schema_version"] == SCHEMA_VERSION
+    assert list(body)[:3] == ["schema_version", "tool", "workload"]
+    assert body["schema_version"] == SCHEMA_VERSION
     assert to_json(unet) == to_json(unet)
 
 
 def test_json_holds_every_nodes_error_and_the_baselines(unet: RunReport) -> None:
     body = strict(to_json(unet))
     node = next(node for node in body["nodes"] if node["key"] == "unet.mid.attn.to_out/linear#0:0")
-    assert node["verdict"]["status"] == "drift" and node["candidate"]["rel_l2"] > 10 * node["baseline"]["rel_l2"]
+    assert node["verdict"]["status"] == "drift"
+    assert node["candidate"]["rel_l2"] > 10 * node["baseline"]["rel_l2"]
     assert len(body["nodes"]) == len(unet.comparison.nodes)
     assert body["verdict"]["origins"] == ["unet.mid.attn.to_out/linear#0:0"]
 
@@ -42,12 +45,32 @@ def test_json_holds_every_nodes_error_and_the_baselines(unet: RunReport) -> None
 def test_the_keys_of_the_schema_are_these(unet: RunReport) -> None:
     body = strict(to_json(unet))
     assert list(body) == [
-        "schema_version", "tool", "workload", "folder", "command", "verdict", "coverage", "has_baseline", "runs", "choices",
-        "timing", "culprits", "floors", "warnings", "notes", "pictures", "files", "environment", "nodes",
-    ]  # fmt: skip
+        "schema_version",
+        "tool",
+        "workload",
+        "folder",
+        "command",
+        "verdict",
+        "coverage",
+        "has_baseline",
+        "runs",
+        "choices",
+        "timing",
+        "culprits",
+        "floors",
+        "warnings",
+        "notes",
+        "pictures",
+        "files",
+        "environment",
+        "nodes",
+    ]
 
 
-@pytest.mark.parametrize(("value", "expected"), [(math.nan, None), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (0.25, 0.25), (True, True)])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(math.nan, None), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (0.25, 0.25), (True, True)],
+)
 def test_figures_that_json_cannot_hold_become_null_or_words(value: float, expected: object) -> None:
     assert plain(value) == expected
 
@@ -76,30 +99,40 @@ def test_a_failed_run_without_a_place_is_still_a_finding_and_a_good_one_is_none(
     placeless = replace(unet, culprits=(), judgement=replace(unet.judgement, origins=()))
     assert [item.rule for item in findings(placeless)] == ["align/verdict"]
     good = replace(placeless, judgement=replace(placeless.judgement, status=Status.PASS))
-    assert findings(good) == () and annotations(good, Flavour.GITHUB) == ""
+    assert findings(good) == ()
+    assert to_annotations(good, Flavour.GITHUB) == ""
 
 
 def test_a_fingerprint_stays_when_only_the_figures_change(unet: RunReport) -> None:
     (before,) = findings(unet)
     (after,) = findings(replace(unet, culprits=(replace(unet.culprits[0], drift_with=0.5),)))
-    assert before.fingerprint == after.fingerprint and before.message != after.message
+    assert before.fingerprint == after.fingerprint
+    assert before.message != after.message
 
 
 def test_github_annotations_are_one_line_each_and_cannot_be_forged(samples: ModuleType) -> None:
-    lines = annotations(samples.hostile(HOSTILE), Flavour.GITHUB).splitlines()
-    assert len(lines) == 1 and lines[0].startswith("::error file=align.toml,title=align/culprit::")
-    assert "%250A" in lines[0] and "\x1b" not in lines[0]
+    lines = to_annotations(samples.hostile(HOSTILE), Flavour.GITHUB).splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("::error file=align.toml,title=align/culprit::")
+    assert "%250A" in lines[0]
+    assert "\x1b" not in lines[0]
 
 
 def test_gitlab_gets_a_code_quality_list(unet: RunReport) -> None:
     (item,) = strict(annotations(unet, Flavour.GITLAB))
-    assert item["severity"] == "major" and item["location"] == {"path": "align.toml", "lines": {"begin": 1}}
+    assert item["severity"] == "major"
+    assert item["location"] == {"path": "align.toml", "lines": {"begin": 1}}
 
 
 def test_markdown_says_the_verdict_first_and_has_every_table(unet: RunReport) -> None:
     text = to_markdown(unet)
     assert text.startswith("## ▲ DRIFT: align.demo:build\n")
-    for part in ("| node | candidate | baseline |", "### Culprits", "### Timing", "<details><summary>70 of 72 sites fused"):
+    for part in (
+        "| node | candidate | baseline |",
+        "### Culprits",
+        "### Timing",
+        "<details><summary>70 of 72 sites fused",
+    ):
         assert part in text
 
 
@@ -110,7 +143,7 @@ def test_markdown_tables_keep_their_columns_and_hold_no_markup_from_names(sample
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {7}
 
 
-@pytest.mark.parametrize("write", [to_json, to_sarif, lambda r: annotations(r, Flavour.GITLAB)])
+@pytest.mark.parametrize("write", [to_json, to_sarif, lambda r: to_annotations(r, Flavour.GITLAB)])
 def test_hostile_names_stay_valid_json(samples: ModuleType, write: Any) -> None:
     text = write(samples.hostile(HOSTILE))
     strict(text)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
+
 from align.compare.model import Status
 from align.dumpers.choice import Choice
 from align.dumpers.errors import UsageError
@@ -66,7 +67,8 @@ def test_an_origin_that_is_not_in_the_comparison_is_left_out(unet: RunReport) ->
 
 def test_outputs_are_told_beside_the_baseline(unet: RunReport) -> None:
     (found,) = output_findings(unet)
-    assert found.remark.startswith("baseline 0.00") and found.remark.endswith("x")
+    assert found.remark.startswith("baseline 0.00")
+    assert found.remark.endswith("x")
 
 
 def test_counts_add_up(unet: RunReport) -> None:
@@ -83,7 +85,7 @@ def test_statuses_are_read_by_name_and_by_group() -> None:
 
 
 def test_an_unknown_status_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="unknown status 'drfit'(.|\n)*drift"):
+    with pytest.raises(UsageError, match=r"unknown status 'drfit'(.|\n)*drift"):
         parse_statuses("drfit")
 
 
@@ -91,19 +93,29 @@ def test_choices_are_gathered_by_operator(unet: RunReport) -> None:
     groups = {group.name: group for group in operator_rows(unet.choices)}
     assert groups["attention"].count(ChoiceState.OFF) == 1
     assert groups["resize_conv"].reasons == ("the kernel wants an even number of channels per group",)
-    assert groups["int8"].worst is not None and groups["int8"].worst.choice.site.startswith("unet.mid.attn.to_out")
+    assert groups["int8"].worst is not None
+    assert groups["int8"].worst.choice.site.startswith("unet.mid.attn.to_out")
     assert fused_line(unet.choices) == "70 of 72 sites fused, 1 unavailable"
 
 
 def test_a_choice_without_figures_saves_and_costs_nothing_known() -> None:
     row = ChoiceRow(Choice.parse("user:fast_norm"), ChoiceState.ON)
     (group,) = operator_rows([row])
-    assert group.worst is None and math.isnan(group.seconds_saved) and group.interior_nbytes == 0
+    assert group.worst is None
+    assert math.isnan(group.seconds_saved)
+    assert group.interior_nbytes == 0
 
 
-@pytest.mark.parametrize(("candidate", "baseline", "expected"), [(0.0, 0.0, 1.0), (1e-9, 0.0, math.inf), (0.4, 0.2, 2.0), (0.4, math.nan, 0.4)])
-def test_the_excess_of_a_choice_has_a_result_for_zero_and_for_no_baseline(candidate: float, baseline: float, expected: float) -> None:
-    row = ChoiceRow(Choice.parse("fusion:gelu@a/gelu#0"), ChoiceState.ON, candidate_error=candidate, baseline_error=baseline)
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "expected"),
+    [(0.0, 0.0, 1.0), (1e-9, 0.0, math.inf), (0.4, 0.2, 2.0), (0.4, math.nan, 0.4)],
+)
+def test_the_excess_of_a_choice_has_a_result_for_zero_and_for_no_baseline(
+    candidate: float, baseline: float, expected: float
+) -> None:
+    row = ChoiceRow(
+        Choice.parse("fusion:gelu@a/gelu#0"), ChoiceState.ON, candidate_error=candidate, baseline_error=baseline
+    )
     assert excess(row) == expected
 
 
@@ -122,13 +134,16 @@ def test_an_undecided_timing_says_that_it_cannot_tell(unet: RunReport) -> None:
 
 def test_unknown_memory_and_cost_are_left_out(unet: RunReport) -> None:
     assert unet.timing is not None
-    bare = replace(unet.timing, peak_bytes_baseline=math.nan, peak_bytes_candidate=math.nan, wire_seconds_per_call=math.nan)
+    bare = replace(
+        unet.timing, peak_bytes_baseline=math.nan, peak_bytes_candidate=math.nan, wire_seconds_per_call=math.nan
+    )
     assert [finding.label for finding in timing_findings(bare)] == ["baseline", "candidate", "speed-up"]
 
 
 def test_files_are_listed_once(unet: RunReport) -> None:
     files = written_files(replace(unet, files=("report.html", "candidate.h5")))
-    assert len(files) == len(set(files)) and files[0] == "reference.h5"
+    assert len(files) == len(set(files))
+    assert files[0] == "reference.h5"
 
 
 def test_the_tree_carries_the_worst_of_what_lies_below(unet: RunReport) -> None:
@@ -136,7 +151,9 @@ def test_the_tree_carries_the_worst_of_what_lies_below(unet: RunReport) -> None:
     unet_branch = next(child for child in root.children if child.name == "unet")
     down, mid, up = unet_branch.children
     assert (down.status, mid.status, up.status) == (Status.PASS, Status.DRIFT, Status.NONFINITE)
-    assert root.nodes == len(unet.comparison.nodes) and up.heat == math.inf and mid.faults == 28
+    assert root.nodes == len(unet.comparison.nodes)
+    assert up.heat == math.inf
+    assert mid.faults == 28
 
 
 def test_a_path_of_thousands_of_dots_does_not_exhaust_the_stack(samples: ModuleType) -> None:
