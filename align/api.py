@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from align.capture import capture
-from align.compare.model import Judgement, Status
 from align.dumpers.errors import UsageError
 from align.progress import Reporter, Silent
 from align.reports.model import RunReport
@@ -89,9 +88,3 @@ def _clear(folder: Path) -> None:
         else:
             path.unlink()
 
-
-def exit_code_of(judgement: Judgement) -> int:
-    """0 for a pass, 1 for a fault, 3 when nothing can be said."""
-    if judgement.status is Status.UNKNOWN or judgement.status is Status.REFERENCE_SUSPECT:
-        return 3
-    return 1 if judgement.status.is_fault else 0

@@ -16,14 +16,15 @@ from align.devices import select_device
 from align.devices.base import Device
 from align.devices.select import select_dtype
 from align.dumpers.choice import Choice, ChoiceKind, Plan
+from align.dumpers.families import Family, family_of
 from align.dumpers.rng import AlignRandom
-from align.dumpers.survey import Survey
+from align.dumpers.survey import CallGraph, Survey
 from align.dumpers.wire import Tap, Wire
 from align.execute import Executor, Outcome, RunOptions
 from align.operators.registry import catalog
 from align.plan import PlannedSite, choose, flags_of, plan_sites, substitutions, user_choices_of
 from align.settings import RunSettings
-from align.taps.cast import PrecisionRegions, WidenReference
+from align.taps.cast import SitePrecision, WidenReference
 from align.taps.substitute import Substitute
 from align.taps.unfuse import UnfuseCalls
 from align.workload import Target, find_target
@@ -48,6 +49,7 @@ class Session:
         self._executors: dict[frozenset[str] | str, Executor] = {}
         self.sites: tuple[PlannedSite, ...] = ()
         self.widened: dict[str, int] = {}
+        self.computing_paths: tuple[str, ...] = ()
         self.executor = self._executor(frozenset())
 
     # -- the reference ------------------------------------------------------------------------------------------------
@@ -64,6 +66,7 @@ class Session:
         random = AlignRandom(self.settings.seed, executor.low)
         outcome = executor.run_reference([random, widen, UnfuseCalls(catalog()), survey, *taps], on_value=note)
         self.widened = widen.widened
+        self.computing_paths = _computing_paths(survey.graph)
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
         return outcome
 
@@ -110,7 +113,7 @@ class Session:
             substitute = Substitute(() if executor is not self.executor else substitutions(self.sites, plan))
         steering: list[Tap] = [AlignRandom(self.settings.seed, self.executor.low)]
         if any(choice.kind is ChoiceKind.PRECISION for choice in plan.choices):
-            steering.append(PrecisionRegions(plan.choices))
+            steering.append(SitePrecision(plan.choices, executor.low))
         steering.append(substitute)
         outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
         return outcome, substitute
@@ -131,3 +134,9 @@ class Session:
             self._executors[which] = Executor(workload, self.device, None if keeps else self.dtype, self._options)
         return self._executors[which]
 
+
+
+def _computing_paths(graph: CallGraph) -> tuple[str, ...]:
+    """Call globs (`path/*`) of the modules in whose own forward something is computed, in execution order."""
+    computing = (call for call in graph if family_of(call.op) is not Family.MOVEMENT)
+    return tuple(dict.fromkeys(f"{call.path}/*" for call in computing))

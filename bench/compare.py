@@ -9,6 +9,7 @@ printed alone. Everything compared is the same bytes; runs are interleaved; medi
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 import shutil
 import statistics
@@ -117,7 +118,7 @@ def reader(candidate: RawTensor, reference: RawTensor) -> Callable[[], Any]:
 
     c, r = candidate.bits.view(np.float32), reference.bits.view(np.float32)
     pool, edges = ThreadPoolExecutor(), np.linspace(0, c.size, available_cores() + 1).astype(int)
-    spans = list(zip(edges[:-1], edges[1:], strict=True))
+    spans = list(itertools.pairwise(edges))
     return lambda: list(pool.map(lambda span: touch(c[span[0] : span[1]], r[span[0] : span[1]]), spans))
 
 

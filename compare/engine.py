@@ -47,7 +47,7 @@ class Pair:
     @property
     def count(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def width(self) -> int:

@@ -230,7 +230,7 @@ def _verdict(seen: Evidence, status: Status, figure: Figure, why: str) -> Verdic
 def _status_of_run(verdicts: Sequence[Verdict], outputs: tuple[NodeKey, ...]) -> Status:
     deciding = set(outputs)
     at_outputs = {verdict.status for verdict in verdicts if verdict.key in deciding}
-    faults = {
+    faults: set[Status] = {
         verdict.status for verdict in verdicts if verdict.status.is_fault and verdict.status is not Status.MISSING
     }
     if Status.MISSING in at_outputs:

@@ -207,7 +207,9 @@ def _spread(seen: Evidence, spread: NodeLimit) -> tuple[Figure, ...]:
 
 
 def _beside(name: str, ours: float, base: float, times: float) -> str:
-    return f"{name} is {ours:.3g}, the baseline's {base:.3g}: {times:.3g} times it or one rounding"
+    is_ratio_to_baseline = math.isclose(ratio(ours, base), times, rel_tol=1e-2)
+    measure = "the baseline's" if is_ratio_to_baseline else "what rounding explains"
+    return f"{name} is {ours:.3g} beside the baseline's {base:.3g}, {times:.3g} times {measure}"
 
 
 def _mare(ours: Measures, base: Measures) -> str:

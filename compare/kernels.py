@@ -70,13 +70,12 @@ smaller = _unordered("llvm.minnum")
 
 @njit(**_FLAGS)  # type: ignore[untyped-decorator]
 def guess_factor(c: Array, r: Array) -> float:
-    """The factor b that makes c - b*r small, from one block; 1 where there is nothing to tell it by."""
+    """The factor b that makes c - b*r smallest in one block; not finite where there is nothing to tell it by."""
     cross, square = 0.0, 0.0
     for i in range(c.size):
         x, y = np.float64(c[i]), np.float64(r[i])
-        if np.isfinite(x) and np.isfinite(y):
-            cross += x * y
-            square += y * y
+        cross += x * y
+        square += y * y
     return cross / square
 
 

@@ -51,7 +51,7 @@ def diagnose(
     """Name the kinds of error that explain at least 85 % of the squared error, best first; NONE_FITS if none does.
 
     `baseline` is the unfused run's tensor, `inputs` what the node read (in argument order), `others` tensors that a
-    stale result could equal, by the name to print. Tensors above 2^21 elements are thinned to evenly spaced slices;
+    stale result could equal, by the name to print. Tensors above 2^20 elements are thinned to evenly spaced slices;
     orders along a thinned axis are not tested.
     """
     if candidate.shape != reference.shape:

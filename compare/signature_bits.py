@@ -124,5 +124,5 @@ def _is_biased(specimen: Specimen, count: int) -> bool:
     energy = float(np.vdot(reference, reference))
     factor_share = float(np.vdot(error, reference)) ** 2 / max(energy * specimen.squared, 5e-324)
     # Where few elements rule the squares, a correlation is chance.
-    effective = specimen.squared**2 / max(float((error**4).sum()), 5e-324)
+    effective = specimen.squared**2 / max(float(np.vdot(error * error, error * error)), 5e-324)
     return max(mean_share, factor_share) > max(0.5, 25.0 / max(effective, 1.0))

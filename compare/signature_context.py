@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from align.compare.signature_model import Flags, Signature, SignatureKind, Specimen, Values
-from align.compare.signature_specimen import thinned
+from align.compare.signature_specimen import sample, thinned
 from align.dumpers.dtypes import RawTensor
 
 _GRID = np.linspace(-10.0, 10.0, 8001)
@@ -49,17 +49,17 @@ def find_gelu_form(specimen: Specimen) -> Iterator[Signature]:
         thinned(raw, specimen.positions) for raw in specimen.inputs if raw.shape and len(raw.shape) == len(shape)
     ]
     erf, tanh, sigmoid = gelu_table()
-    positive = np.where(specimen.finite, specimen.reference, 0.0)
+    index = sample(specimen)
+    error, output = specimen.error.ravel()[index], specimen.reference.ravel()[index]
+    sources = [("input", values.ravel()[index]) for values in tensors if values.shape == shape]
     rising = _GRID >= 0.0
-    sources = [("input", values, specimen.finite) for values in tensors if values.shape == shape]
-    sources.append(("output", np.interp(positive, erf[rising], _GRID[rising]), specimen.finite & (positive > 0)))
-    for source, x, where in sources:
-        inside = where & (np.abs(x) < _GRID[-1])
+    sources.append(("output", np.where(output > 0, np.interp(output, erf[rising], _GRID[rising]), np.nan)))
+    for source, x in sources:
+        inside = np.abs(x) < _GRID[-1]
         if inside.sum() < 32:
             continue
         for name, form in (("tanh", tanh), ("sigmoid", sigmoid)):
-            predicted = np.interp(x[inside], _GRID, form - erf)
-            yield from _gelu(specimen.error[inside], predicted, name, source)
+            yield from _gelu(error[inside], np.interp(x[inside], _GRID, form - erf), name, source)
 
 
 def _gelu(error: Values, predicted: Values, form: str, source: str) -> Iterator[Signature]:

@@ -99,11 +99,12 @@ class Specimen(NamedTuple):
 
     def is_bulk_explained(self, prediction: Values) -> bool:
         """Whether the typical error shrinks too, not only the few largest that rule the squares."""
-        moved = self.finite & (self.error != 0.0)
-        if not moved.any():
+        moved = np.flatnonzero(self.finite & (self.error != 0.0))
+        if moved.size == 0:
             return False
-        left = np.abs(self.candidate - prediction)[moved]
-        return bool(np.median(left) <= 0.7 * np.median(np.abs(self.error[moved])))
+        moved = moved[:: max(1, moved.size >> 16)]
+        left = np.abs(self.candidate.ravel()[moved] - np.broadcast_to(prediction, self.shape).ravel()[moved])
+        return bool(np.median(left) <= 0.7 * np.median(np.abs(self.error.ravel()[moved])))
 
     def share_at(self, where: Flags) -> float:
         """Share of the squared error that lies at `where`."""

@@ -22,17 +22,16 @@ def find_nonfinite(specimen: Specimen) -> Iterator[Signature]:
     agree = specimen.finite | (candidate == reference) | (np.isnan(candidate) & np.isnan(reference))
     if agree.all():
         return
-    for side, here, there in (("candidate", candidate, reference), ("reference", reference, candidate)):
-        hit = ~agree & ~np.isfinite(here) & (np.isfinite(there) if side == "reference" else True)
-        if not hit.any():
-            continue
-        nan, inf = int(np.isnan(here[hit]).sum()), int(np.isinf(here[hit]).sum())
-        evidence = (
-            f"{side} holds {nan} NaN and {inf} Inf that the other side does not, in {describe_places(specimen, hit)}"
-        )
-        evidence += _overflow(specimen, np.abs(there[hit]), inf)
-        yield Signature(SignatureKind.NONFINITE, evidence, 1.0, (("nan", nan), ("inf", inf), ("rows", count_rows(hit))))
-        return
+    ours = ~agree & ~np.isfinite(candidate)
+    theirs = ~agree & ~np.isfinite(reference) & np.isfinite(candidate)
+    is_ours = ours.sum() >= theirs.sum()
+    side, hit, here, there = (
+        ("candidate", ours, candidate, reference) if is_ours else ("reference", theirs, reference, candidate)
+    )
+    nan, inf = int(np.isnan(here[hit]).sum()), int(np.isinf(here[hit]).sum())
+    evidence = f"{side} holds {nan} NaN and {inf} Inf that the other side does not, in {describe_places(specimen, hit)}"
+    evidence += _overflow(specimen, np.abs(there[hit]), inf)
+    yield Signature(SignatureKind.NONFINITE, evidence, 1.0, (("nan", nan), ("inf", inf), ("rows", count_rows(hit))))
 
 
 def _overflow(specimen: Specimen, partners: Values, inf: int) -> str:
@@ -113,10 +112,9 @@ def _is_flat(specimen: Specimen, axis: int) -> Flags | None:
         return None
     candidate, reference = (np.where(specimen.finite, side, 0.0) for side in (specimen.candidate, specimen.reference))
     unit = specimen.unit.max(axis=axis, keepdims=True)
-    flat: Flags = np.ptp(candidate, axis=axis, keepdims=True) <= 2.0 * unit * (candidate != 0).any(
-        axis=axis, keepdims=True
-    )
-    return flat & (np.ptp(reference, axis=axis, keepdims=True) > 16.0 * unit)
+    allowed = 2.0 * unit * (candidate != 0).any(axis=axis, keepdims=True)  # a zero line must be zero
+    stands = np.ptp(candidate, axis=axis, keepdims=True) <= allowed
+    return np.asarray(stands & (np.ptp(reference, axis=axis, keepdims=True) > 16.0 * unit))
 
 
 def _matches_mean(specimen: Specimen, axis: int, flat: Flags) -> bool:

@@ -69,7 +69,7 @@ def find_offset(specimen: Specimen) -> Signature | None:
         return None
     offset = float(specimen.error.sum()) / count
     explained = specimen.explained_by(specimen.reference + offset)
-    if not specimen.is_bulk_explained(specimen.reference + offset):
+    if explained < 0.5 or not specimen.is_bulk_explained(specimen.reference + offset):
         return None
     return Signature(SignatureKind.OFFSET, f"candidate = reference {offset:+.6g}", explained, (("offset", offset),))
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from align.compare.signature_model import Positions, Specimen, Values
 from align.dumpers.dtypes import FloatFormat, RawTensor, dtype_of, is_floating, widen
 
-LIMIT = 1 << 21
+LIMIT = 1 << 20
 """Elements looked at. A larger tensor is thinned to evenly spaced slices of its longest axes but the last."""
 
 NARROW: dict[str, FloatFormat] = {
@@ -83,7 +83,7 @@ def spacing(values: Values, fmt: FloatFormat) -> Values:
     floor = fmt.smallest_normal
     magnitude = np.clip(np.abs(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)), floor, None)
     _, exponent = np.frexp(magnitude)
-    return np.ldexp(1.0, exponent - 1 - fmt.mantissa_bits)
+    return np.asarray(np.ldexp(1.0, exponent - 1 - fmt.mantissa_bits), dtype=np.float64)
 
 
 def round_to(values: Values, fmt: FloatFormat) -> Values:

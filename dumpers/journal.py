@@ -3,12 +3,13 @@
 HDF5 writes through `SealedFile`. What is appended goes straight to the file, where the last commit does not look; what
 would change bytes below the sealed end waits in memory. `seal` writes those pages as one record to `<path>.journal`
 (made whole by a rename), copies them into the file and removes the record. A process killed before the rename leaves
-the old commit, one killed after it leaves a record that any later opening applies again. A record carries a checksum and
-a fingerprint of its file, so a torn record, or one that belongs to another file, is ignored.
+the old commit, one killed after it leaves a record that any later opening applies again. A record carries a checksum
+and a fingerprint of its file, so a torn record, or one that belongs to another file, is ignored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -182,10 +183,8 @@ class SealedFile:
 
     def _fail(self, exc: OSError) -> None:
         self.failure = exc
-        try:
+        with contextlib.suppress(OSError):
             self._file.truncate(self._sealed)  # give back what was written for nothing: the disk may be full
-        except OSError:
-            pass
 
 
 def patched_file(path: Path, pages: dict[int, bytes], sealed: int) -> SealedFile:
@@ -262,7 +261,9 @@ def write_error(path: Path, nbytes: int, exc: OSError) -> TraceError:
     """Say that a trace could not be written, how far it had come, and what to do."""
     problem = f"cannot write {path} beyond {nbytes} bytes: {exc.strerror or exc}"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return TraceError(problem, "free space, or keep less (--keep stats, --max-bytes); what was committed is readable")
+        return TraceError(
+            problem, "free space, or keep less (--keep stats, --max-bytes); what was committed is readable"
+        )
     return TraceError(problem, "choose a folder that exists and can be written")
 
 
@@ -296,7 +297,9 @@ def _lock(file: FileIO, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         file.close()
-        raise TraceBusyError(f"another process is writing {path}", "wait for it to end, or choose another path") from exc
+        raise TraceBusyError(
+            f"another process is writing {path}", "wait for it to end, or choose another path"
+        ) from exc
     except OSError as exc:
         if exc.errno not in _NO_LOCKS:  # some network file systems have no locks
             raise

@@ -14,6 +14,8 @@ from enum import StrEnum
 from align.dumpers.errors import UsageError
 
 MODULE_OP = "forward"
+OUTPUT_OP = "output"
+"""Op of the nodes that hold what the workload itself returned or yielded: `/output#0:slot@step`."""
 _KEY = re.compile(r"^(?P<path>.*)/(?P<op>[^/#:]+)#(?P<call>\d+):(?P<slot>[^@%]*)(?:@(?P<step>\d+))?(?:%(?P<rank>\d+))?$")
 
 

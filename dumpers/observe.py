@@ -15,15 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from align.dumpers.families import op_class_of
-from align.dumpers.model import NodeKey, NodeKind, NodeRecord, Storage
+from align.dumpers.model import OUTPUT_OP, NodeKey, NodeKind, NodeRecord, Storage
 from align.dumpers.naming import walk_tensors
 from align.dumpers.placeholder import Placeholder
 from align.dumpers.tensors import dtype_name, has_data, note_of
 from align.dumpers.wire import Call, CallId, Tap
-
-OUTPUT_OP = "output"
-"""Op of the nodes that hold what the workload itself returned or yielded: `/output#0:slot@step`."""
-
 
 class Level(StrEnum):
     """Which calls become nodes."""

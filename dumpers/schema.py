@@ -1,14 +1,14 @@
 """How a trace is laid out: names of its parts, one row per node, one pool of strings. Knows no HDF5 and no torch.
 
-    /                      attributes: format, version, status, and the header
-    /environment           (name, value) pairs of strings
-    /nodes/table           one row per node, fields as in ROW; text fields are numbers of strings in the pool
-    /nodes/text            the pool: UTF-8, every string ends with a zero byte; string 0 is empty
-    /nodes/producers       row numbers of the nodes a call read (or -1 - n: string n, a key without a row)
-    /tensors/<module path>/<op>#<call>:<slot>@<step>    a kept tensor
-    /samples/...           values at fixed positions, of nodes kept as samples
-    /documents/<name>      UTF-8 text
-    /identity              16 random bytes that name this file
+/                      attributes: format, version, status, and the header
+/environment           (name, value) pairs of strings
+/nodes/table           one row per node, fields as in ROW; text fields are numbers of strings in the pool
+/nodes/text            the pool: UTF-8, every string ends with a zero byte; string 0 is empty
+/nodes/producers       row numbers of the nodes a call read (or -1 - n: string n, a key without a row)
+/tensors/<module path>/<op>#<call>:<slot>@<step>    a kept tensor
+/samples/...           values at fixed positions, of nodes kept as samples
+/documents/<name>      UTF-8 text
+/identity              16 random bytes that name this file
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def dataset_name(key: NodeKey, rank: int) -> str:
 
 
 def sample_positions(key: NodeKey, count: int) -> npt.NDArray[np.int64]:
-    """Flat positions kept of a sampled tensor of `count` elements: sorted, distinct, the same in every run and on every rank.
+    """Flat positions kept of a sampled tensor of `count` elements: sorted, distinct, the same in every run and rank.
 
     One position in each of SAMPLE_SIZE equal strata, drawn by splitmix64 (Steele, Lea, Flood 2014) from the key's text.
     """
@@ -208,7 +208,9 @@ def _unpacked(rows: Array, text: bytes, producers: Sequence[int]) -> tuple[NodeR
         columns[name] = _converted(columns[name], convert)
     keys = list(map(NodeKey, *(columns[name] for name in ("path", "op", "call", "slot", "step", "rank"))))
     numbers = zip(*(columns[name] for name in ("count", *_REALS, *_COUNTS[1:])), strict=True)
-    columns["statistics"] = [Statistics(*n) if has else None for has, n in zip(columns["described"], numbers, strict=True)]
+    columns["statistics"] = [
+        Statistics(*n) if has else None for has, n in zip(columns["described"], numbers, strict=True)
+    ]
     columns["producers"] = _sources(columns["producers_start"], columns["producers_count"], producers, keys, pool)
     columns["digest"] = [digest.decode() for digest in columns["digest"]]
     fields = (field.name for field in dataclasses.fields(NodeRecord) if field.name != "key")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +33,14 @@ def digest(raw: RawTensor) -> str:
     """Return 32 hex digits that name dtype, shape and bits: xxHash3, 128 bits."""
     hasher = xxhash.xxh3_128(f"{raw.dtype}{tuple(raw.shape)}".encode())
     if raw.bits.size:
-        hasher.update(np.ascontiguousarray(raw.bits))
+        hasher.update(np.ascontiguousarray(raw.bits).data)
     return hasher.hexdigest()
 
 
 def describe(raw: RawTensor) -> Statistics:
     """Describe all values of `raw` in one pass. Integers have no NaN, no subnormals and no limit to be near to."""
     dtype = dtype_of(raw.dtype)
-    flat = np.require(raw.bits, requirements="CA").reshape(-1)
+    flat = np.require(raw.bits, requirements=("C", "A")).reshape(-1)
     if dtype.itemsize == 1:
         return _describe_codes(flat, raw.dtype)
     if dtype.is_complex:
@@ -49,9 +50,15 @@ def describe(raw: RawTensor) -> Statistics:
     return _describe_floats(flat, raw.dtype)
 
 
+@cache
 def warm_up() -> None:
     """Load or compile the loops now, rather than inside the first observed call."""
-    for name, carrier in (("float32", np.float32), ("bfloat16", np.uint16), ("float16", np.float16), ("uint8", np.uint8)):
+    for name, carrier in (
+        ("float32", np.float32),
+        ("bfloat16", np.uint16),
+        ("float16", np.float16),
+        ("uint8", np.uint8),
+    ):
         describe(RawTensor(np.zeros(1, carrier), name))
 
 
@@ -118,7 +125,7 @@ def _merge(left: Scan, right: Scan) -> Scan:
             left.mean + step * share,
             left.squares + right.squares + step * step * left.finite * share,
         )
-    return Scan(*(a + b for a, b in zip(left[:7], right[:7], strict=True)), *moments)
+    return Scan(*(a + b for a, b in zip(left[:7], right[:7], strict=True)), *moments)  # type: ignore[call-arg]
 
 
 def _finish(scan: Scan, width: int, count: int, parts: Callable[[], Iterator[Array]]) -> Statistics:
@@ -134,7 +141,9 @@ def _finish(scan: Scan, width: int, count: int, parts: Callable[[], Iterator[Arr
     std = math.sqrt(squares / scan.finite)
     l2 = math.sqrt(squares + scan.finite * mean * mean)
     counts = {name: int(getattr(scan, name)) for name in _COUNTED}
-    return Statistics(count, low, high, _ldexp(mean, exponent), _ldexp(std, exponent), _ldexp(l2, exponent), absmax, **counts)
+    return Statistics(
+        count, low, high, _ldexp(mean, exponent), _ldexp(std, exponent), _ldexp(l2, exponent), absmax, **counts
+    )
 
 
 _COUNTED = ("nan", "posinf", "neginf", "zero", "subnormal", "near_limit")
@@ -210,7 +219,9 @@ def _describe_integers(flat: Array) -> Statistics:
         return _without_values(0)
     std = math.sqrt(scan.squares / flat.size)
     l2 = math.sqrt(scan.squares + flat.size * scan.mean**2)
-    return Statistics(flat.size, float(low), float(high), scan.mean, std, l2, float(max(abs(low), abs(high))), zero=zero)
+    return Statistics(
+        flat.size, float(low), float(high), scan.mean, std, l2, float(max(abs(low), abs(high))), zero=zero
+    )
 
 
 def _describe_codes(flat: Array, name: str) -> Statistics:

@@ -1,9 +1,10 @@
-"""Compiled loops behind `describe`: one pass over memory, block by block, each block small enough to stay in the first cache.
+"""Compiled loops behind `describe`: one pass over memory, block by block, each small enough for the first cache.
 
 Everything that decides (finite, zero, subnormal, order) looks at integer codes and everything that sums is float64, so
 no loop needs to promise that NaN is absent, and all vectorise. Each loop does one thing: one fused loop did not
-vectorise and measured 4 times slower. Squared deviations are taken about the block's own mean and blocks are merged by
-Chan's formula (Chan, Golub, LeVeque 1979), so a large mean costs no digits. One thread, one order: the same sums always.
+vectorise and measured 4 times slower. Squared deviations are taken about the block's own mean and blocks are merged
+by Chan's formula (Chan, Golub, LeVeque 1979), so a large mean costs no digits. One thread, one order: the same sums
+always.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ Kernel = Callable[..., Any]
 def _jit(function: Kernel, *signature: Any, **options: Any) -> Kernel:
     """Compile at once for a signature, or at first use without one; the result is kept in numba's cache folder."""
     try:
-        return numba.njit(*signature, nogil=True, cache=True, **options)(function)  # type: ignore[no-any-return]
+        return numba.njit(*signature, nogil=True, cache=True, **options)(function)  # type: ignore[no-any-return, call-overload, unused-ignore]
     except RuntimeError:  # no folder for the cache can be written: compile anew in each process
-        return numba.njit(*signature, nogil=True, **options)(function)  # type: ignore[no-any-return]
+        return numba.njit(*signature, nogil=True, **options)(function)  # type: ignore[no-any-return, call-overload, unused-ignore]
 
 
 def _flat(scalar: Any, *, readonly: bool = True) -> Any:
@@ -60,7 +61,7 @@ def scan_kernel(width: int) -> Kernel:
     """
     extremes, tally_small, tally_bad, above_half = _counting_loops(width)
     total, deviations = _summing_loops(width)
-    code, magnitude, minimum, top = _constants(width)
+    _, magnitude, minimum, top = _constants(width)
 
     def scan(codes: Any, values: Any, half: Any, tiny: Any) -> Any:
         finite = nan = posinf = neginf = zero = subnormal = near = 0
@@ -180,7 +181,7 @@ def _summing_loops(width: int) -> tuple[Kernel, Kernel]:
 def decode_kernel(name: str) -> Kernel:
     """Compile the exact widening of 16-bit codes: `(codes uint16, out int32)`, where `out` becomes float32 bits.
 
-    float16 is widened by integer steps, not by a multiplication of subnormals: torch.set_flush_denormal would zero them.
+    float16 is widened by integer steps, not by multiplying subnormals: torch.set_flush_denormal would zero them.
     """
 
     def bfloat16(codes: Any, out: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import h5py
 import numpy as np
-from h5py import h5d, h5g, h5p, h5s, h5t, h5z
+from h5py import h5d, h5p, h5s, h5t, h5z
 
 from align.dumpers import journal, schema
 from align.dumpers.dtypes import DTYPES, Array, RawTensor, dtype_of
@@ -92,8 +92,10 @@ class TraceWriter:
         """Seal everything stored so far: it survives whatever happens next. Raises TraceError when it cannot."""
         with self._lock, self._translated():
             nodes = self._file["nodes"]
-            for name, new in zip(("table", "text", "producers"), self._packer.take(), strict=True):
-                _extend(nodes[name], np.frombuffer(new, np.uint8) if isinstance(new, bytes) else new)
+            rows, text, producers = self._packer.take()
+            _extend(nodes["table"], rows)
+            _extend(nodes["text"], np.frombuffer(text, np.uint8))
+            _extend(nodes["producers"], producers)
             self._file.flush()
             self._sealed.seal()
 
@@ -132,7 +134,11 @@ class TraceWriter:
         for name in ("tensors", "samples", "documents", "nodes"):
             self._file.create_group(name)
         nodes = self._file["nodes"]
-        for name, kind, chunk in (("table", schema.ROW, 128), ("text", np.uint8, 1 << 13), ("producers", np.int64, 512)):
+        for name, kind, chunk in (
+            ("table", schema.ROW, 128),
+            ("text", np.uint8, 1 << 13),
+            ("producers", np.int64, 512),
+        ):
             nodes.create_dataset(name, shape=(0,), maxshape=(None,), chunks=(chunk,), dtype=kind)
         if header.environment:
             pairs = [[text.encode() for text in pair] for pair in header.environment]
@@ -153,11 +159,13 @@ class TraceWriter:
             if first != self._address(place, record.key.path, name):
                 group.links.create_hard(name, self._file.id, first)
                 return
-        kind, bits = _file_type(raw.dtype), np.require(raw.bits, requirements="CA")
+        kind, bits = _file_type(raw.dtype), np.require(raw.bits, requirements=("C", "A"))
         space = h5s.create_simple(tuple(raw.shape)) if raw.shape else h5s.create(h5s.SCALAR)
         dataset = h5d.create(group, name, kind, space, self._creation(raw))
         offset = dataset.get_offset()
-        if offset is not None and bits.size:  # allocated in one piece: past HDF5's own copying, which costs as much as the write
+        if (
+            offset is not None and bits.size
+        ):  # allocated in one piece: past HDF5's own copying, which costs as much as the write
             self._sealed.seek(offset)
             self._sealed.write(bits.reshape(-1).view(np.uint8))
         elif bits.size:
@@ -215,7 +223,9 @@ class Trace:
         """
         place = Path(path)
         if not place.is_file():
-            raise TraceError(f"no trace at {place}", "give the path of a file that `align run` or `align.capture` wrote")
+            raise TraceError(
+                f"no trace at {place}", "give the path of a file that `align run` or `align.capture` wrote"
+            )
         try:
             file, source = _open_file(place)
         except _H5_ERRORS as exc:
@@ -265,7 +275,7 @@ class Trace:
             return RawTensor(self._slab(dataset, name, first, max(first, last)), name)
 
     def read_flat(self, key: NodeKey, start: int, stop: int) -> RawTensor:
-        """Elements `start` to `stop` of a kept tensor, flattened: reads no more than it must, for tensors of any size."""
+        """Elements `start` to `stop` of a kept tensor, flattened: reads only these, for tensors of any size."""
         with self._opened(key) as (dataset, name):
             shape = dataset.shape or (1,)
             first, last, _ = slice(start, stop).indices(math.prod(shape))
@@ -311,10 +321,14 @@ class Trace:
     def _check_format(self) -> None:
         found = self._file.attrs.get("format")
         if found != schema.FORMAT:
-            raise TraceFormatError(f"{self.path} is HDF5 but no trace", "give a file that `align run` or `align.capture` wrote")
+            raise TraceFormatError(
+                f"{self.path} is HDF5 but no trace", "give a file that `align run` or `align.capture` wrote"
+            )
         version = int(self._file.attrs["version"])
         if version > schema.VERSION:
-            raise TraceFormatError(f"{self.path} has format version {version}, this reads {schema.VERSION}", "update align")
+            raise TraceFormatError(
+                f"{self.path} has format version {version}, this reads {schema.VERSION}", "update align"
+            )
 
     def _read_header(self) -> TraceHeader:
         texts = {name: self._text(name) for name in _TEXT_FIELDS}
@@ -337,7 +351,9 @@ class Trace:
     def _opened(self, key: NodeKey) -> Iterator[tuple[Any, str]]:
         record = self.record(key)
         if record.storage not in (Storage.TENSOR, Storage.SAMPLE):
-            raise UsageError(f"{key} has no values in {self.path}: kept as {record.storage}", "run again with --keep tensors")
+            raise UsageError(
+                f"{key} has no values in {self.path}: kept as {record.storage}", "run again with --keep tensors"
+            )
         place = "samples" if record.storage is Storage.SAMPLE else "tensors"
         name = schema.dataset_name(key, self.header.rank)
         with self._translated():
@@ -359,7 +375,7 @@ class Trace:
     def _stretch(self, offset: int, name: str, first: int, last: int) -> Array:
         bits = np.empty(_carried_shape((last - first,), name), DTYPES[name].carrier)
         self._source.seek(offset + first * DTYPES[name].itemsize)
-        view = memoryview(bits.reshape(-1).view(np.uint8))
+        view = memoryview(bits.reshape(-1).view(np.uint8).data)
         while len(view):
             count = self._source.readinto(view)
             if not count:
@@ -406,7 +422,9 @@ def _open_file(path: Path) -> tuple[h5py.File, Any]:
 
 def _format_error(path: Path, exc: BaseException) -> TraceFormatError:
     reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-    return TraceFormatError(f"{path} is not a readable trace: {reason}", "copy it again if it was cut off, or record it anew")
+    return TraceFormatError(
+        f"{path} is not a readable trace: {reason}", "copy it again if it was cut off, or record it anew"
+    )
 
 
 def _extend(dataset: h5py.Dataset, new: Array) -> None:

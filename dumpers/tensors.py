@@ -93,7 +93,9 @@ def to_raw(tensor: torch.Tensor) -> RawTensor:
     The result shares memory with the tensor where it can: read it before the model goes on, or take a `snapshot`.
     """
     if not has_data(tensor):
-        raise UsageError(f"a {type(tensor).__name__} on {tensor.device} has no values", "record its shape and dtype only")
+        raise UsageError(
+            f"a {type(tensor).__name__} on {tensor.device} has no values", "record its shape and dtype only"
+        )
     with torch._C.DisableTorchFunction():
         return _view(_plain(tensor))
 
@@ -220,7 +222,9 @@ def snapshot(tensor: torch.Tensor) -> Snapshot:
     Raises UsageError when there is no data (see `has_data`).
     """
     if not has_data(tensor):
-        raise UsageError(f"a {type(tensor).__name__} on {tensor.device} has no values", "record its shape and dtype only")
+        raise UsageError(
+            f"a {type(tensor).__name__} on {tensor.device} has no values", "record its shape and dtype only"
+        )
     with torch._C.DisableTorchFunction(), torch.no_grad():
         plain = _plain(tensor)
         return _copy_on_host(plain) if plain.device.type == "cpu" else _from_device(plain)
@@ -238,7 +242,7 @@ def _copy_on_host(plain: torch.Tensor) -> Snapshot:
 
 def _from_device(plain: torch.Tensor) -> Snapshot:
     """Copy on the device in stream order (cheap, and safe against later writes), then move by a second stream."""
-    backend = getattr(torch, plain.device.type, None)
+    backend: Any = getattr(torch, plain.device.type, None)
     if not hasattr(backend, "Stream") or not hasattr(backend, "Event"):
         return Snapshot(plain.cpu())
     with backend.device(plain.device):
@@ -307,5 +311,6 @@ def _device_numbers(wide: torch.Tensor, name: str) -> list[torch.Tensor]:
 def _from_numbers(count: int, numbers: list[float]) -> Statistics:
     if not numbers:
         return Statistics(count, *(6 * (float("nan"),)))
-    values = numbers[1:7] if numbers[0] else 6 * [float("nan")]
-    return Statistics(count, *values, *(int(number) for number in numbers[7:]))
+    low, high, mean, std, l2, absmax = numbers[1:7] if numbers[0] else 6 * [float("nan")]
+    nan, up, down, zero, subnormal, near = (int(number) for number in numbers[7:])
+    return Statistics(count, low, high, mean, std, l2, absmax, nan, up, down, zero, subnormal, near)

@@ -19,7 +19,7 @@ from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import AlignError, UsageError
 from align.dumpers.model import NodeRecord, RunStatus, Storage
 from align.dumpers.schema import sample_positions
-from align.dumpers.statistics import describe, digest
+from align.dumpers.statistics import describe, digest, warm_up
 from align.dumpers.store import TraceWriter, status_after
 from align.dumpers.tensors import Snapshot, snapshot, to_raw
 
@@ -35,6 +35,7 @@ class BackgroundWriter:
     """Feed a `TraceWriter` from a thread. `max_bytes` bounds what waits; a commit comes every `commit_seconds`."""
 
     def __init__(self, writer: TraceWriter, *, max_bytes: int = 512 * 2**20, commit_seconds: float = 0.5) -> None:
+        warm_up()  # or the first node would wait for the loops to be loaded, longer than a commit may
         self._writer = writer
         self._max_bytes = max_bytes
         self._commit_seconds = commit_seconds
@@ -144,7 +145,7 @@ class BackgroundWriter:
                     self._writer.commit()
                     due = time.monotonic() + self._commit_seconds
             self._writer.commit()
-        except BaseException as exc:  # noqa: BLE001 - it is raised again in the producer
+        except BaseException as exc:  # raised again in the producer
             with self._changed:
                 self._error = exc
                 self._queue.clear()

@@ -57,7 +57,7 @@ def flash(
     if query.dim() == 4 and (mask is None or mask.dim() in (2, 4)):
         return _sdpa(query, key, value, mask, is_causal, scale=scale, enable_gqa=enable_gqa)
     four = partial(_four_axes, lead=query.shape[:-3])
-    mask = None if mask is None else four(mask.expand(*query.shape[:-2], *mask.shape[-2:]))
+    mask = None if mask is None else four(mask.expand(*query.shape[:-1], key.shape[-2]))
     out = _sdpa(four(query), four(key), four(value), mask, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out.reshape(*query.shape[:-1], value.shape[-1])
 

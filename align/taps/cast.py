@@ -14,7 +14,6 @@ from align.dumpers.naming import map_tensors
 from align.dumpers.wire import Call, Tap
 
 LOW = frozenset({torch.float16, torch.bfloat16})
-_CASTS = frozenset({"to", "type", "half", "bfloat16", "view_dtype"})
 
 
 class WidenReference(Tap):
@@ -61,79 +60,64 @@ def _without_autocast(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-class PrecisionRegions(Tap):
-    """Run chosen sites in another dtype. A module site computes its whole inside in it and casts back on leaving.
+class SitePrecision(Tap):
+    """Run the calls at chosen sites in another dtype, as autocast would: a call's inputs are cast to its own precision.
 
-    A choice's site is a module path, a call name (`path/op#call`) or a glob over either.
+    A choice's site is a module path (all calls inside), a call name (`path/op#call`) or a glob over either; the longest
+    that fits holds. Results stay in that dtype until a call outside reads them, so nothing is rounded within a site.
     """
 
-    def __init__(self, choices: Iterable[Choice]) -> None:
+    def __init__(self, choices: Iterable[Choice], low: torch.dtype) -> None:
+        self._low = low
         self._sites = tuple((c.site, getattr(torch, c.name)) for c in choices if c.kind is ChoiceKind.PRECISION)
         self._dtypes: dict[str, torch.dtype | None] = {}
-        self._regions: list[tuple[torch.dtype, torch.dtype | None]] = []
-        self._restore: dict[int, torch.dtype] = {}
 
-    def _chosen(self, name: str) -> torch.dtype | None:
+    def _chosen(self, call: Call) -> torch.dtype | None:
+        name = str(call)
         if name not in self._dtypes:
-            hits = [(len(site), dtype) for site, dtype in self._sites if name == site or fnmatch.fnmatchcase(name, site)]
-            self._dtypes[name] = max(hits, key=lambda hit: hit[0])[1] if hits else None
+            fits = [(len(site), dtype) for site, dtype in self._sites if _is_inside(name, call.path, site)]
+            self._dtypes[name] = max(fits, key=lambda fit: fit[0])[1] if fits else None
         return self._dtypes[name]
 
-    def enter(self, call: Call) -> None:
-        dtype = self._chosen(call.path)
-        if dtype is not None:
-            self._regions.append((dtype, _lowest(call.args, call.kwargs)))
-
-    def leave(self, call: Call, output: Any) -> Any:
-        if self._chosen(call.path) is None:
-            return output
-        dtype, outside = self._regions.pop()
-        if self._regions or outside is None:
-            return output
-        return map_tensors(output, lambda tensor: tensor.to(outside) if tensor.dtype == dtype else tensor)
-
     def prepare(self, call: Call) -> None:
-        dtype = self._chosen(str(call))
-        if dtype is None and self._regions:
-            dtype = self._regions[-1][0]
-        elif dtype is not None and not self._regions:
-            outside = _lowest(call.args, call.kwargs)
-            if outside is not None:
-                self._restore[id(call)] = outside
-        if dtype is None or call.op.endswith("_"):
+        dtype = self._chosen(call)
+        if call.op.endswith("_"):
+            return
+        if dtype is None:
+            call.args, call.kwargs = map_tensors((call.args, call.kwargs), _narrowed)
             return
         wanted = dtype
-        call.args, call.kwargs = map_tensors(
-            (call.args, call.kwargs), lambda tensor: tensor.to(wanted) if tensor.dtype in LOW or _is_other(tensor, wanted) else tensor
-        )
+        call.args, call.kwargs = map_tensors((call.args, call.kwargs), lambda tensor: _in_precision(tensor, wanted))
         call.args = tuple(wanted if isinstance(item, torch.dtype) and item in LOW else item for item in call.args)
         if call.kwargs.get("dtype") in LOW:
             call.kwargs = call.kwargs | {"dtype": wanted}
 
     def finish(self, call: Call, output: Any) -> Any:
-        outside = self._restore.pop(id(call), None)
-        if outside is None:
-            return output
-        return map_tensors(output, lambda tensor: tensor.to(outside) if tensor.is_floating_point() else tensor)
-
-    def fail(self, call: Call, error: BaseException) -> None:
-        self._restore.pop(id(call), None)
-        if call.module is not None and self._regions and self._chosen(call.path) is not None:
-            self._regions.pop()
+        dtype = self._chosen(call)
+        if dtype is not None:
+            map_tensors(output, lambda tensor: _marked(tensor, dtype, self._low))
+        return output
 
 
-def _is_other(tensor: torch.Tensor, wanted: torch.dtype) -> bool:
-    return wanted in LOW and tensor.dtype == torch.float32
+_MARK = "_align_outside_dtype"
 
 
-def _lowest(*values: Any) -> torch.dtype | None:
-    """Dtype of the first floating tensor in the arguments: what the outputs go back to."""
-    found: list[torch.dtype] = []
+def _is_inside(name: str, path: str, site: str) -> bool:
+    return path == site or path.startswith(site + ".") or fnmatch.fnmatchcase(name, site) or fnmatch.fnmatchcase(path, site)
 
-    def look(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            found.append(tensor.dtype)
-        return tensor
 
-    map_tensors(values, look)
-    return found[0] if found else None
+def _in_precision(tensor: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:
+    if tensor.dtype in LOW or (tensor.dtype is torch.float32 and wanted in LOW):
+        return tensor.to(wanted)
+    return tensor
+
+
+def _marked(tensor: torch.Tensor, dtype: torch.dtype, outside: torch.dtype) -> torch.Tensor:
+    if tensor.dtype is dtype:
+        tensor.__dict__[_MARK] = outside
+    return tensor
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    outside = tensor.__dict__.get(_MARK)
+    return tensor if outside is None or outside is tensor.dtype else tensor.to(outside)

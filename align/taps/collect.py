@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from align.dumpers.dtypes import RawTensor
-from align.dumpers.model import NodeKey
+from align.dumpers.model import OUTPUT_OP, NodeKey
 from align.dumpers.naming import walk_tensors
-from align.dumpers.observe import OUTPUT_OP
 from align.dumpers.placeholder import Placeholder
 from align.dumpers.tensors import has_data, snapshot
 from align.dumpers.wire import Call, Tap, Wire

@@ -23,7 +23,7 @@ _READ_ERRORS = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 def read_arrays(path: Path) -> FoundDump:
-    """All arrays of a file or folder, each read when asked for. Objects, texts, records are left out, with a warning."""
+    """All arrays of a file or folder, each read when asked for. Objects, texts, records are left out and named."""
     nodes, warnings = [], []
     for name, load in _sources(path):
         try:

@@ -42,7 +42,7 @@ def read_object(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _members(text: str, start: int) -> dict[str, Any]:
-    """Members of the object that opens at `start`, as far as they are whole; of a torn `data`, its own whole members."""
+    """Members of the object that opens at `start`, as far as they are whole; of a torn `data`, its whole members."""
     found: dict[str, Any] = {}
     place = _skip(text, start + 1)
     while True:

@@ -48,7 +48,8 @@ def read_msprobe(path: Path, part: str) -> FoundDump:
     nodes: list[FoundNode] = []
     warnings: list[str] = []
     documents: list[tuple[str, str]] = []
-    is_whole, content = True, {}
+    is_whole = True
+    content: dict[str, Any] = {}
     for folder in parts[chosen]:
         content, whole = read_object(folder.file)
         is_whole &= whole

@@ -9,14 +9,11 @@ import pickle
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import TraceError
 from align.dumpers.importers.found import UnreadableValuesError
-
-if TYPE_CHECKING:
-    import torch
 
 _NPU_REBUILD = "torch_npu.utils.storage._rebuild_npu_tensor"
 _READ_ERRORS = (
@@ -58,12 +55,10 @@ def read_tensor(source: Path | BinaryIO) -> RawTensor:
 
 
 def _rebuild_npu_tensor(
-    storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
-) -> torch.Tensor:
+    storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object
+) -> object:
     """What torch_npu's function of this name does, less the way back to the device."""
-    torch = import_torch()
-    tensor: torch.Tensor = torch.empty((0,), dtype=storage.dtype)
-    return tensor.set_(storage, offset, size, stride)
+    return import_torch().empty((0,), dtype=storage.dtype).set_(storage, offset, size, stride)
 
 
 def _first_line(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Write traces in processes that are killed; run by test_store and test_writer. Prints what each had committed, as JSON lines.
+"""Write traces in processes that are killed, for test_store and test_writer; print what each had committed as JSON.
 
 usage: killed_writers.py FOLDER moments|operations|background SEED
 """
@@ -34,7 +34,9 @@ def record_of(call: int, raw: RawTensor, **fields: Any) -> NodeRecord:
 
 def tensor_of(call: int) -> RawTensor:
     """Tensor number `call`: of odd sizes, every fifth equal to an earlier one."""
-    return RawTensor(np.random.default_rng(call - call % 5 // 4).integers(0, 99, 100 + 37 * (call % 60), np.int32), "int32")
+    return RawTensor(
+        np.random.default_rng(call - call % 5 // 4).integers(0, 99, 100 + 37 * (call % 60), np.int32), "int32"
+    )
 
 
 def write_until_killed(path: Path, report: int, most: int) -> None:
@@ -52,7 +54,10 @@ def write_until_killed(path: Path, report: int, most: int) -> None:
 
 
 def forked(path: Path, work: Callable[[Path, int], None], alive: float) -> int:
-    """Run `work` in a forked process, kill it after `alive` seconds, and return the last number it reported."""
+    """Run `work` in a forked process, kill it after `alive` seconds, and return the last number it reported.
+
+    A negative `alive` means that the work ends, or kills itself, in its own time.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -98,7 +103,7 @@ def killed_at(number: int, *, torn: bool) -> Callable[[Path, int], None]:
 
 
 def submit_until_killed(path: Path, report: int) -> None:
-    """Submit to a BackgroundWriter; report how many had been submitted a second ago."""
+    """Submit to a BackgroundWriter for 2 s; report how many had been submitted a second before the kill."""
     import torch
 
     from align.dumpers.tensors import snapshot
@@ -106,15 +111,15 @@ def submit_until_killed(path: Path, report: int) -> None:
 
     writer = BackgroundWriter(TraceWriter.create(path, HEADER))
     times: list[float] = []
-    safe = 0
-    for call in range(1_000_000):
+    safe, call = 0, 0
+    while not times or times[-1] < times[0] + 2.0:
         writer.submit(record_of(call, tensor_of(1)), snapshot(torch.full((500,), float(call))), Storage.TENSOR)
         times.append(time.monotonic())
         while times[safe] < times[-1] - 1.0:
             safe += 1
-        if call % 10 == 0:
-            os.write(report, f"{safe}\n".encode())
+        call += 1
         time.sleep(0.002)
+    os.write(report, f"{safe}\n".encode())
 
 
 def main(folder: Path, mode: str, seed: int) -> None:
@@ -122,11 +127,14 @@ def main(folder: Path, mode: str, seed: int) -> None:
     chance = random.Random(seed)
     runs: list[tuple[Callable[[Path, int], None], float]]
     if mode == "moments":
-        runs = [(lambda path, report: write_until_killed(path, report, 100_000), chance.uniform(0.0, 0.12)) for _ in range(30)]
+        runs = [
+            (lambda path, report: write_until_killed(path, report, 100_000), chance.uniform(0.0, 0.08))
+            for _ in range(30)
+        ]
     elif mode == "operations":
-        runs = [(killed_at(number, torn=number % 2 == 0), -1.0) for number in range(1, 400, 3)]
+        runs = [(killed_at(number, torn=number % 2 == 0), -1.0) for number in range(1, 400, 9)]
     else:
-        runs = [(submit_until_killed, 2.5)]
+        runs = [(submit_until_killed, -1.0)]
     for number, (work, alive) in enumerate(runs):
         path = folder / f"{number}.h5"
         print(json.dumps([str(path), forked(path, work, alive)]), flush=True)

@@ -73,7 +73,8 @@ def test_module_and_function_keys_become_node_keys(tmp_path: Path) -> None:
     found = records(root, tmp_path)
     assert list(found) == [
         "/relu#0:in.0", "/relu#0:0", "conv1/forward#0:in.0", "conv1/forward#0:in.mask", "conv1/forward#0:0",
-        "/add#0:0", "layers.0.attn/backward#0:0", "layers.0.attn/backward#0:in.1", "conv1/parameters_grad#0:weight", "loss/debug#0:0",
+        "/add#0:0", "layers.0.attn/backward#0:0", "layers.0.attn/backward#0:in.1", "conv1/parameters_grad#0:weight",
+        "loss/debug#0:0",
     ]  # fmt: skip
     kinds = [record.kind for record in found.values()]
     assert kinds[:3] == [NodeKind.INPUT, NodeKind.CALL, NodeKind.INPUT]

@@ -117,7 +117,9 @@ def test_lock_of_a_killed_writer_does_not_block(tmp_path: Path) -> None:
     code += "f = SealedFile.create(Path(sys.argv[1]), overwrite=False); f.write(b'old'); f.seal()\n"
     code += "os.kill(os.getpid(), signal.SIGKILL)\n"
     root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], env={**os.environ, "PYTHONPATH": str(root)}, check=False
+    )
     assert (tmp_path / "a").read_bytes() == b"old"
     assert not journal.is_being_written(tmp_path / "a")
     SealedFile.create(tmp_path / "a", overwrite=True).close()

@@ -54,7 +54,9 @@ def test_floats_are_described_exactly(dtype: str, shape: tuple[int, ...]) -> Non
     _close(seen, np.asarray(tensor.double().numpy()))
 
 
-@pytest.mark.parametrize("dtype", [name for name, entry in DTYPES.items() if name.startswith("float8") or name in ("float16", "bfloat16")])
+@pytest.mark.parametrize(
+    "dtype", [name for name, entry in DTYPES.items() if name.startswith("float8") or name in ("float16", "bfloat16")]
+)
 def test_all_codes_of_a_small_float_are_counted_right(dtype: str) -> None:
     codes = np.arange(2 ** (8 * DTYPES[dtype].itemsize)).astype(f"u{DTYPES[dtype].itemsize}")
     tensor = torch.from_numpy(codes.view(f"i{codes.itemsize}")).view(getattr(torch, dtype))
@@ -62,7 +64,11 @@ def test_all_codes_of_a_small_float_are_counted_right(dtype: str) -> None:
     seen = describe(to_raw(tensor))
     info = torch.finfo(getattr(torch, dtype))
     size = np.abs(values[np.isfinite(values)])
-    assert (seen.nan, seen.posinf, seen.neginf) == (np.isnan(values).sum(), (values == np.inf).sum(), (values == -np.inf).sum())
+    assert (seen.nan, seen.posinf, seen.neginf) == (
+        np.isnan(values).sum(),
+        (values == np.inf).sum(),
+        (values == -np.inf).sum(),
+    )
     assert seen.zero == (values == 0).sum()
     tiny = 0.0 if dtype == "float8_e8m0fnu" else info.smallest_normal
     assert seen.subnormal == ((size > 0) & (size < tiny)).sum()
@@ -213,7 +219,11 @@ def test_results_do_not_depend_on_the_thread_count() -> None:
 def test_digest_names_dtype_shape_and_bits() -> None:
     base = _raw([1, 2, 3, 4], "int32")
     assert digest(base) == digest(_raw([1, 2, 3, 4], "int32"))
-    others = [_raw([1, 2, 3, 5], "int32"), RawTensor(base.bits.reshape(2, 2), "int32"), RawTensor(base.bits.view(np.float32), "float32")]
+    others = [
+        _raw([1, 2, 3, 5], "int32"),
+        RawTensor(base.bits.reshape(2, 2), "int32"),
+        RawTensor(base.bits.view(np.float32), "float32"),
+    ]
     assert len({digest(base), *map(digest, others)}) == 4
 
 

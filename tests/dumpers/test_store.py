@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[2]
 def _bits(dtype: str, *shape: int, seed: int = 0) -> RawTensor:
     carrier = np.dtype(DTYPES[dtype].carrier)
     extra = (2,) if dtype == "complex32" else ()
-    codes = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, (*shape, *extra, carrier.itemsize), np.uint8)
+    codes = np.random.default_rng(seed).integers(
+        0, 2 if dtype == "bool" else 256, (*shape, *extra, carrier.itemsize), np.uint8
+    )
     return RawTensor(np.ascontiguousarray(codes).view(carrier).reshape((*shape, *extra)), dtype)
 
 
@@ -62,7 +64,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     first = _record(NodeKey("", "forward"), raw, 0)
     second = NodeRecord(
         NodeKey("a.b/c", "conv2d", 2, "out.0", 3, 1), 1, NodeKind.CALL, "torch.conv2d", "bfloat16", (), "npu:0",
-        OpClass.SENSITIVE, (first.key, NodeKey("elsewhere", "add", 1), first.key), Storage.FUSED, None, "", "conv@a/b#0", "näher\0bei",
+        OpClass.SENSITIVE, (first.key, NodeKey("elsewhere", "add", 1), first.key), Storage.FUSED, None, "", "conv@a/b#0",
+        "näher\0bei",
     )  # fmt: skip
     with TraceWriter.create(tmp_path / "t.h5", HEADER) as writer:
         writer.put(first, raw)
@@ -138,7 +141,7 @@ def test_wrong_keys_are_answered_with_the_nearest(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="stored already"):
             writer.put(_record(NodeKey("unet.mid", "forward"), raw), None)
     with Trace.open(tmp_path / "t.h5") as trace:
-        with pytest.raises(UsageError, match="the nearest is unet.mid/forward#0:0"):
+        with pytest.raises(UsageError, match=r"the nearest is unet\.mid/forward#0:0"):
             trace.read(NodeKey("unet.mit", "forward"))
         with pytest.raises(UsageError, match="kept as statistics"):
             trace.read(NodeKey("unet.mid", "forward"))
@@ -234,9 +237,10 @@ def test_a_pending_record_is_applied_or_laid_over(tmp_path: Path, monkeypatch: p
     for call in range(5):
         raw = _bits("float32", 300, seed=call)
         writer.put(_record(NodeKey("m", "forward", call), raw, call), raw)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(journal, "apply_pages", die)
-        writer.commit()
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit()
     writer._abandon()
     with monkeypatch.context() as patch:
         patch.setattr(journal, "repair", lambda _: (_ for _ in ()).throw(PermissionError(errno.EACCES, "read-only")))
@@ -295,7 +299,9 @@ for call in range(3):
     writer.commit() if call == 1 else None
 """
     command = [sys.executable, "-c", code, str(tmp_path / "t.h5"), str(Path(__file__).parent)]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    run = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
     assert (run.returncode, run.stderr) == (0, "")
     with Trace.open(tmp_path / "t.h5") as trace:
         assert (trace.status, len(trace.nodes)) == (RunStatus.INCOMPLETE, 2)
@@ -324,7 +330,10 @@ def test_sample_positions_are_fixed_sorted_and_distinct() -> None:
         assert len(positions) == min(count, schema.SAMPLE_SIZE)
         assert (np.diff(positions) > 0).all()
         assert not len(positions) or 0 <= positions[0] <= positions[-1] < count
-    assert schema.sample_positions(key, 10**6)[:3].tolist() == schema.sample_positions(NodeKey("m", "forward", rank=3), 10**6)[:3].tolist()
+    assert (
+        schema.sample_positions(key, 10**6)[:3].tolist()
+        == schema.sample_positions(NodeKey("m", "forward", rank=3), 10**6)[:3].tolist()
+    )
     assert (schema.sample_positions(key, 10**6) != schema.sample_positions(NodeKey("n", "forward"), 10**6)).any()
     assert schema.sample_positions(key, 10**6)[:3].tolist() == PINNED
 
@@ -340,7 +349,9 @@ def test_reading_a_trace_needs_no_torch() -> None:
 
 def _killed(folder: Path, mode: str) -> list[tuple[Path, int]]:
     command = [sys.executable, str(Path(__file__).with_name("killed_writers.py")), str(folder), mode, "2024"]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    run = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
+    )
     return [(Path(path), count) for path, count in map(json.loads, run.stdout.splitlines())]
 
 

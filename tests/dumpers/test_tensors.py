@@ -75,7 +75,10 @@ def test_a_released_buffer_is_used_again_only_after_its_release() -> None:
         (lambda: torch.eye(2).to_mkldnn(), [[1, 0], [0, 1]]),
         (lambda: torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 3, torch.quint8), [1, 2]),
         (lambda: torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)]), [1, 0, 0]),
-        (lambda: torch.nested.nested_tensor([torch.ones(1, 2), torch.zeros(2, 2)], layout=torch.jagged), [1, 1, 0, 0, 0, 0]),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(1, 2), torch.zeros(2, 2)], layout=torch.jagged),
+            [1, 1, 0, 0, 0, 0],
+        ),
         (lambda: torch.nn.Parameter(torch.ones(2)), [1, 1]),
     ],
 )
@@ -93,7 +96,10 @@ def test_unusual_tensors_have_their_stated_values(build: Callable[[], torch.Tens
         (lambda: torch.ones(2), ""),
         (lambda: torch.ones(2, device="meta"), "no data"),
         (lambda: torch.eye(3).to_sparse(), "sparse_coo: 3 stored values, stored dense"),
-        (lambda: torch.quantize_per_tensor(torch.ones(1), 0.5, 3, torch.qint8), "qint8, stored dequantised: scale 0.5, zero point 3"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(1), 0.5, 3, torch.qint8),
+            "qint8, stored dequantised: scale 0.5, zero point 3",
+        ),
         (lambda: torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)]), "nested: 2 components, concatenated"),
     ],
 )

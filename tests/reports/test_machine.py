@@ -119,7 +119,7 @@ def test_github_annotations_are_one_line_each_and_cannot_be_forged(samples: Modu
 
 
 def test_gitlab_gets_a_code_quality_list(unet: RunReport) -> None:
-    (item,) = strict(annotations(unet, Flavour.GITLAB))
+    (item,) = strict(to_annotations(unet, Flavour.GITLAB))
     assert item["severity"] == "major"
     assert item["location"] == {"path": "align.toml", "lines": {"begin": 1}}
 

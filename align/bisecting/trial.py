@@ -40,6 +40,7 @@ class Criterion:
     nodes: tuple[str, ...] = ()
     metric: str = ""
     max_error: float = 0.0
+    has_baseline: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Trials:
     """The predicate of a search over plans of one session. `prepare` makes the reference and baseline runs."""
 
     def __init__(self, session: Session, criterion: Criterion) -> None:
-        self._session = session
+        self.session = session
         self._criterion = criterion
         self._metric = load_metric(criterion.metric) if criterion.metric else None
         self._reference: dict[NodeKey, RawTensor] = {}
@@ -69,12 +70,13 @@ class Trials:
     def prepare(self, baseline: Plan) -> TrialResult:
         """Run the reference (which surveys the sites) and the baseline; return the baseline's result."""
         collect = Collect(self._criterion.nodes)
-        outcome = self._session.survey([collect], on_value=collect.on_value)
+        outcome = self.session.survey([collect], on_value=collect.on_value)
         self._reference, self._reference_result = collect.values, outcome.result
         if not self._reference:
             raise UndecidedError(f"nothing to judge: no node matches {self._criterion.nodes}", "give a glob over module paths or calls")
         values, ran = self._collect(baseline)
-        self._baseline = {key: measure(values[key], self._reference[key]) for key in self._reference if key in values}
+        if self._criterion.has_baseline:
+            self._baseline = {key: measure(values[key], self._reference[key]) for key in self._reference if key in values}
         if self._metric is not None and self._limit == 0.0:
             self._limit = 1.5 * self._user_error(ran.result)
         return self._judged(values, ran)
@@ -95,7 +97,7 @@ class Trials:
     def _collect(self, plan: Plan) -> tuple[dict[NodeKey, RawTensor], Outcome]:
         collect = Collect(self._criterion.nodes)
         taps = [collect] if self._criterion.nodes else []
-        outcome, _ = self._session.run(plan, taps, on_value=collect.on_value)
+        outcome, _ = self.session.run(plan, taps, on_value=collect.on_value)
         return collect.values, outcome
 
     def _judged(self, values: Mapping[NodeKey, RawTensor], outcome: Outcome) -> TrialResult:
@@ -106,7 +108,7 @@ class Trials:
             why = f"{self._criterion.metric} {error:.4g}, allowed {self._limit:.4g}"
             return TrialResult(Status.DRIFT if bad else Status.PASS, error, outcome.seconds, why, digest)
         nodes = tuple(self._compared(order, key, values.get(key)) for order, key in enumerate(self._reference))
-        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), True)
+        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self._criterion.has_baseline)
         judgement = judge(comparison, self._criterion.policy, outputs=tuple(self._reference))
         drift = max((node.candidate.rel_l2 for node in nodes if node.candidate is not None), default=math.nan)
         return TrialResult(judgement.status, drift, outcome.seconds, judgement.why, digest)

@@ -19,7 +19,7 @@ from align.dumpers.choice import Plan
 from align.dumpers.errors import UsageError
 from align.session import Session
 from align.settings import RunSettings
-from align.trial import Criterion, TrialResult, Trials
+from align.bisecting.trial import Criterion, TrialResult, Trials
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""GEGLU: up * gelu(gate), with the halves apart or in one tensor. torch has no fused kernel on CPU or CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.dumpers.model import OpClass
+from align.dumpers.survey import CallGraph, CallRecord
+from align.operators._activations import apply
+from align.operators._gated import find_gated, halves
+from align.operators._patterns import random_tensor
+from align.operators.base import Match, Operator
+
+
+def unfused(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu") -> Tensor:
+    """gate, up [..., d] or packed [..., 2 d] -> [..., d], rounded after GELU (erf, or tanh) and after the product."""
+    gate, up = halves(gate, up, packed, gate_first)
+    return up * apply(act, gate)
+
+
+def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """Both halves in one tensor, the gate behind."""
+    return {"gate": None, "up": None, "packed": random_tensor((2, 5, 64), device, dtype, seed), "gate_first": False, "act": "gelu"}
+
+
+def find(record: CallRecord, graph: CallGraph) -> Match | None:
+    """up * gelu(gate) in either order."""
+    return find_gated(GEGLU, record, graph, ("gelu", "gelu_tanh"))
+
+
+GEGLU = Operator(
+    name="geglu",
+    op_class=OpClass.ORDINARY,
+    summary="GELU-gated linear unit: up * gelu(gate)",
+    rounding="after GELU and after the product; fused: once",
+    finders=(find,),
+    unfused=unfused,
+    kernels={},
+    example=example,
+)
+OPERATORS: tuple[Operator, ...] = (GEGLU,)
