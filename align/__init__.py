@@ -14,20 +14,17 @@ if (_CHECKOUT / "dumpers" / "model.py").is_file() and not (Path(__file__).parent
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from align.api import bisect, capture, choice, compare_traces, run
+    from align import compare
+    from align.api import bisect, capture, choice, run
 
-_LAZY = {
-    "bisect": "align.api",
-    "capture": "align.api",
-    "choice": "align.api",
-    "compare_traces": "align.api",
-    "run": "align.api",
-}
+_LAZY = ("bisect", "capture", "choice", "run")
 
-__all__ = ["bisect", "capture", "choice", "compare_traces", "run"]
+__all__ = ["bisect", "capture", "choice", "compare", "run"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compare":  # a package that can be called: align.compare(candidate, reference)
+        return import_module("align.compare")
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(import_module("align.api"), name)
     raise AttributeError(f"module 'align' has no attribute {name!r}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from align.capture import capture
+from align.choices import choice
 from align.dumpers.errors import UsageError
 from align.progress import Reporter, Silent
 from align.reports.model import RunReport
@@ -23,11 +24,12 @@ def run(target: str = "demo", *, out: str | Path | None = None, force: bool = Fa
     options  keys of any section of align.toml, such as device="cpu", dtype="float16", fuse=("attention",), policy="cosine"
     Raises AlignError (two lines, an exit code) for wrong use and for models that fail.
     """
-    settings = load_settings(Path(), _by_section({"target": target, **options}))
+    settings = load_settings(Path(), by_section({"target": target, **options}))
     return run_with_settings(settings, roles=("reference", "baseline", "candidate"), out=Path(out) if out else None, force=force)
 
 
-def _by_section(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def by_section(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sort options into the sections of align.toml that have a key of that name. Raises UsageError for an unknown one."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         for section, entry in Settings.model_fields.items():
@@ -88,3 +90,14 @@ def _clear(folder: Path) -> None:
         else:
             path.unlink()
 
+
+
+def bisect(target: str = "demo", *, out: str | Path | None = None, **options: Any) -> Any:
+    """Find the choices that make a target's candidate drift; options as for `run`. Returns a `BisectDone`."""
+    from align.bisecting.run import BisectRequest, run_bisect
+
+    settings = load_settings(Path(), by_section({"target": target, **options}))
+    return run_bisect(BisectRequest(settings, out=Path(out) if out else None), Silent())
+
+
+__all__ = ["bisect", "capture", "choice", "run", "run_folder", "run_with_settings"]

@@ -6,11 +6,12 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from align.dumpers.errors import ConfigError
+from align.gate_limits import ErrorLimits, read_limits
 
 CONFIG_NAME = "align.toml"
 
@@ -65,15 +66,23 @@ class TimingSettings(_Section):
 
 
 class GateSettings(_Section):
-    """`[gate]`: the limits a rollout must keep. 0 means no limit."""
+    """`[gate]`: what a rollout must keep. 0 means no limit; without a policy that of `[judge]` holds.
+
+    limits            node glob = largest relative L2, or {rel_l2, max_abs, excess}; the longest matching glob holds
+    max_slowdown      candidate's seconds over the baseline's, for every input shape: 1.05 allows 5 % more
+    tolerance         share by which a node's error may pass the accepted one before it counts (see align/budget.py)
+    speed_tolerance   share of the accepted speed-up that may be lost
+    """
 
     policy: str = ""
-    limits: dict[str, float] = Field(default_factory=dict)
+    limits: Annotated[dict[str, ErrorLimits], BeforeValidator(read_limits)] = Field(default_factory=dict)
     min_speedup: float = Field(0.0, ge=0)
     max_slowdown: float = Field(0.0, ge=0)
     max_memory_bytes: int = Field(0, ge=0)
     min_coverage: float = Field(0.0, ge=0, le=1)
     lock: str = "align.lock.json"
+    tolerance: float = Field(0.25, ge=0)
+    speed_tolerance: float = Field(0.05, ge=0, lt=1)
 
 
 class Settings(_Section):

@@ -3,7 +3,7 @@
     python bench/accuracy.py
 
 Each row is an input; each figure is the relative error of 1 - cos (or of relative L2) as that formula gives it.
-Polygraphy's formulas are its `compute_cosine_similarity` and its L2 norms, restated here: float32 throughout.
+Polygraphy's formulas are restated from its comparator, which sums in the tensor's own dtype (float16 as float32).
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ def by_numpy_wide(c: Array, r: Array) -> Figures:
 
 
 def by_polygraphy(c: Array, r: Array) -> Figures:
-    """Polygraphy: float32, the product of norms below the dot product, no relative L2 but the quotient of L2 norms."""
-    left, right = c.astype(np.float32), r.astype(np.float32)
-    cosine = np.sum(left * right) / (np.sqrt(np.sum(left**2)) * np.sqrt(np.sum(right**2)))
-    distance = np.sqrt(np.sum((left - right) ** 2)) / np.sqrt(np.sum(right**2))
-    return float(1 - cosine), float(distance)
+    """Polygraphy's CosineSimilarityCompareFunc (clamped to 1) and L2CompareFunc (here over the reference's norm)."""
+    cosine = float(np.sum(c * r) / (np.sqrt(np.sum(np.power(c, 2))) * np.sqrt(np.sum(np.power(r, 2)))))
+    distance = np.sqrt(np.sum(np.power(c - r, 2))) / np.sqrt(np.sum(np.power(r, 2)))
+    return 1 - (cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))), float(distance)
 
 
 def inputs() -> dict[str, tuple[Array, Array]]:

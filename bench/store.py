@@ -123,9 +123,8 @@ def bench_statistics() -> None:
         raw = RawTensor(np.ascontiguousarray(array), name)
         describe(raw)
         first, second = seconds(lambda raw=raw: describe(raw), 100), seconds(lambda raw=raw: digest(raw), 100)
-        print(
-            f"describe 0.5 MiB {name:12s} {first * 1e6:5.0f} us ({0.5 / first / 1024:.1f} GiB/s), digest {second * 1e6:.0f} us"
-        )
+        rate = 0.5 / first / 1024
+        print(f"describe 0.5 MiB {name:12s} {first * 1e6:5.0f} us ({rate:.1f} GiB/s), digest {second * 1e6:.0f} us")
 
 
 def main() -> None:

@@ -49,7 +49,9 @@ class TraceWriter:
         self._is_open = True
         with self._translated():
             # earliest: the one format that needs no consistency flag, so that a killed writer leaves a file that opens
-            self._file = h5py.File(sealed, "w", libver="earliest", meta_block_size=1 << 14)
+            # whole pages: unaligned tensors are slower to write and cannot be mapped
+            pages = {"meta_block_size": 1 << 14, "alignment_threshold": 1 << 16, "alignment_interval": 4096}
+            self._file = h5py.File(sealed, "w", libver="earliest", **pages)
             self._abandon = weakref.finalize(self, _abandon, self._file, sealed)
             self._lay_out(header)
         self._layout = _contiguous()
@@ -486,7 +488,8 @@ def _compressed(compression: str, raw: RawTensor) -> Any:
     plugin = _filters()
     if compression != "blosc2":  # which shuffles by itself
         layout.set_shuffle()
-    chosen = {"lz4": plugin.LZ4, "zstd": plugin.Zstd, "blosc2": plugin.Blosc2}[compression]()
+    # blosc2's own default codec left activations at their full size
+    chosen = {"lz4": plugin.LZ4(), "zstd": plugin.Zstd(), "blosc2": plugin.Blosc2(cname="zstd", clevel=3)}[compression]
     layout.set_filter(chosen["compression"], h5z.FLAG_OPTIONAL, chosen["compression_opts"])
     return layout
 

@@ -67,11 +67,17 @@ class NodeRow:
         return self.node.candidate.max_abs if self.node.candidate else math.nan
 
     @property
+    def _overrun(self) -> float:
+        """A fault's figure over its limit: what stands for the excess where there is no baseline."""
+        value, limit = self.verdict.value, self.verdict.limit
+        return value / limit if self.status.is_fault and limit > 0.0 and value > limit else math.nan
+
+    @property
     def heat(self) -> float:
         """Excess over the baseline; inf where a fault has no figure, 1 where there is none and nothing is wrong."""
         if self.status in (Status.NONFINITE, Status.COLLAPSED, Status.MISMATCH, Status.MISSING):
             return math.inf
-        excess = self.node.excess
+        excess = self.node.excess if self.node.baseline else self._overrun
         if math.isnan(excess) or (math.isinf(excess) and not self.status.is_fault):
             return 1.0
         return excess

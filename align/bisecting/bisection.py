@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from align.bisecting.journal import Journal
 from align.bisecting.trial import TrialResult, Trials
@@ -55,7 +54,7 @@ class Question:
 
     everything: Plan
     suspects: tuple[Choice, ...]
-    off: Mapping[Choice, Choice] = MappingProxyType({})
+    off: Mapping[Choice, Choice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Recognise attention that a model writes out: product, scale, mask, softmax, product.
 
-From the last product upwards: idle calls (casts, dropout that is off), softmax over the last axis, a mask (added, filled
-in, or by torch.where), a scale (a number), the first product. A scale on the query or the key stays outside the site.
+From the last product upwards: idle calls (casts, dropout that is off), softmax over the last axis, a mask (added,
+filled in, or by torch.where), a scale (a number), the first product. A scale on the query or the key stays outside.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def find_chain(operator: Operator, record: CallRecord, graph: CallGraph, fixed: 
     if record.op not in _PRODUCTS:
         return None
     softmax, passed = climb_from(graph, record, 0)
-    if softmax is None or softmax.op != "softmax" or not is_last_axis(argument(softmax, 1, "dim"), argument(softmax, 0, "input")):
+    if (
+        softmax is None
+        or softmax.op != "softmax"
+        or not is_last_axis(argument(softmax, 1, "dim"), argument(softmax, 0, "input"))
+    ):
         return None
     calls: tuple[CallRecord, ...] = (record, *passed, softmax)
     binding: dict[str, Binding] = {"mask": Fixed(None), "scale": Fixed(1.0), **fixed}
@@ -94,7 +98,13 @@ def _added(record: CallRecord, graph: CallGraph) -> _Part | None:
         if scores is None or not isinstance(mask, Operand) or not _leads_to_product(scores, graph):
             continue
         if mask.dtype.is_floating_point and record.output is not None and len(mask.shape) <= len(record.output.shape):
-            return _went_up(record, graph, position, name, {"mask": take(record, 1 - position, "other" if position == 0 else "input")})
+            return _went_up(
+                record,
+                graph,
+                position,
+                name,
+                {"mask": take(record, 1 - position, "other" if position == 0 else "input")},
+            )
     return None
 
 
@@ -133,7 +143,12 @@ def _product(record: CallRecord | None, graph: CallGraph) -> _Part | None:
         return None
     other = "other" if record.op == "matmul" else "mat2"
     query, key = argument(record, 0, "input"), argument(record, 1, other)
-    if not isinstance(query, Operand) or not isinstance(key, Operand) or query.shape[:-2] != key.shape[:-2] or len(query.shape) < 2:
+    if (
+        not isinstance(query, Operand)
+        or not isinstance(key, Operand)
+        or query.shape[:-2] != key.shape[:-2]
+        or len(query.shape) < 2
+    ):
         return None
     return _Part((record,), {"query": take(record, 0, "input"), "key": seen(transposed, take(record, 1, other))}, None)
 
@@ -144,8 +159,10 @@ def _baddbmm(record: CallRecord) -> _Part | None:
     if beta not in (0, 1):
         return None
     binding: dict[str, Binding] = {
-        "query": take(record, 1, "batch1"), "key": seen(transposed, take(record, 2, "batch2")), "scale": take(record, -1, "alpha", 1),
-    }  # fmt: skip
+        "query": take(record, 1, "batch1"),
+        "key": seen(transposed, take(record, 2, "batch2")),
+        "scale": take(record, -1, "alpha", 1),
+    }
     if beta == 1:
         binding["mask"] = take(record, 0, "input")
     return _Part((record,), binding, None)

@@ -23,7 +23,9 @@ def halves(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_f
     return gate, up
 
 
-def joined(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, *, want_gate_first: bool) -> Tensor:
+def joined(
+    gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, *, want_gate_first: bool
+) -> Tensor:
     """One tensor [..., 2 d] with the halves in the order a kernel wants; copies only if they do not lie so already."""
     if packed is not None and gate_first == want_gate_first:
         return packed
@@ -40,15 +42,31 @@ def find_gated(operator: Operator, record: CallRecord, graph: CallGraph, acts: C
         up_place = (1 - position, "other" if position == 0 else "input")
         up = argument(record, *up_place)
         kind = activation_of(act)
-        if act is None or kind not in acts or not isinstance(up, Operand) or act.output is None or up.shape != act.output.shape:
+        if (
+            act is None
+            or kind not in acts
+            or not isinstance(up, Operand)
+            or act.output is None
+            or up.shape != act.output.shape
+        ):
             continue
         gate = argument(act, 0, "input")
         cut = _cut_in_two(graph, gate, up)
         binding: dict[str, Binding] = {"act": Fixed(kind)}
         if cut is None:
-            binding |= {"gate": take(act, 0, "input"), "up": take(record, *up_place), "packed": Fixed(None), "gate_first": Fixed(True)}
+            binding |= {
+                "gate": take(act, 0, "input"),
+                "up": take(record, *up_place),
+                "packed": Fixed(None),
+                "gate_first": Fixed(True),
+            }
             return close(graph, operator, (act, record), binding)
-        binding |= {"gate": Fixed(None), "up": Fixed(None), "packed": take(cut, 0, "input"), "gate_first": Fixed(gate.origin.slot == "0")}
+        binding |= {
+            "gate": Fixed(None),
+            "up": Fixed(None),
+            "packed": take(cut, 0, "input"),
+            "gate_first": Fixed(gate.origin.slot == "0"),
+        }
         return close(graph, operator, (cut, act, record), binding)
     return None
 
@@ -56,7 +74,12 @@ def find_gated(operator: Operator, record: CallRecord, graph: CallGraph, acts: C
 def _cut_in_two(graph: CallGraph, gate: object, up: object) -> CallRecord | None:
     """The call that cut one tensor along its last axis into exactly this gate and this factor."""
     cut = graph.maker(gate)
-    if cut is None or cut is not graph.maker(up) or cut.op not in ("chunk", "split", "tensor_split") or len(cut.outputs) != 2:
+    if (
+        cut is None
+        or cut is not graph.maker(up)
+        or cut.op not in ("chunk", "split", "tensor_split")
+        or len(cut.outputs) != 2
+    ):
         return None
     same_size = cut.outputs[0][1].shape == cut.outputs[1][1].shape
     return cut if same_size and is_last_axis(argument(cut, 2, "dim", 0), argument(cut, 0, "input")) else None

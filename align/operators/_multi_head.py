@@ -19,9 +19,19 @@ Result = tuple[Tensor, Tensor | None]
 
 
 def unfused(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, in_weight: Tensor, in_bias: Tensor | None, out_weight: Tensor,
-    out_bias: Tensor | None, key_padding_mask: Tensor | None, need_weights: bool, attn_mask: Tensor | None, average_weights: bool,
-) -> Result:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    average_weights: bool,
+) -> Result:
     """query [m, n, e], key and value [s, n, e] (or without n) -> ([m, n, e], weights [n, m, s] or None).
 
     Masks follow the call: True = do not attend; a float mask is added.
@@ -59,7 +69,11 @@ def _additive(attn_mask: Tensor | None, padding: Tensor | None, query: Tensor, k
     total: Tensor | None = None
     if attn_mask is not None:
         total = _as_float(attn_mask, query.dtype)
-        total = total.view(query.shape[0], query.shape[1], *total.shape[-2:]) if total.dim() == 3 and total.shape[0] > 1 else total
+        total = (
+            total.view(query.shape[0], query.shape[1], *total.shape[-2:])
+            if total.dim() == 3 and total.shape[0] > 1
+            else total
+        )
     if padding is not None:
         closed = _as_float(padding, query.dtype).view(query.shape[0], 1, 1, key.shape[2])
         total = closed if total is None else total + closed
@@ -73,15 +87,40 @@ def _as_float(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_called(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, in_weight: Tensor, in_bias: Tensor | None, out_weight: Tensor,
-    out_bias: Tensor | None, key_padding_mask: Tensor | None, need_weights: bool, attn_mask: Tensor | None, average_weights: bool,
-) -> Result:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    average_weights: bool,
+) -> Result:
     """torch's own call, whose inside is the fused attention kernel when no weights are asked for."""
     result: Result = F.multi_head_attention_forward(
-        query, key, value, query.shape[-1], num_heads, in_weight, in_bias, None, None, False, 0.0, out_weight, out_bias,
-        training=False, key_padding_mask=key_padding_mask, need_weights=need_weights, attn_mask=attn_mask,
+        query,
+        key,
+        value,
+        query.shape[-1],
+        num_heads,
+        in_weight,
+        in_bias,
+        None,
+        None,
+        False,
+        0.0,
+        out_weight,
+        out_bias,
+        training=False,
+        key_padding_mask=key_padding_mask,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
         average_attn_weights=average_weights,
-    )  # fmt: skip
+    )
     return result
 
 
@@ -95,32 +134,53 @@ def refuses(bound: Bound, dtype: torch.dtype) -> str:
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """Three positions, four heads."""
     return {
-        "query": random_tensor((5, 2, 16), device, dtype, seed), "key": random_tensor((7, 2, 16), device, dtype, seed + 1),
-        "value": random_tensor((7, 2, 16), device, dtype, seed + 2), "num_heads": 4,
-        "in_weight": random_tensor((48, 16), device, dtype, seed + 3) * 0.25, "in_bias": random_tensor((48,), device, dtype, seed + 4),
-        "out_weight": random_tensor((16, 16), device, dtype, seed + 5) * 0.25, "out_bias": random_tensor((16,), device, dtype, seed + 6),
-        "key_padding_mask": None, "need_weights": False, "attn_mask": None, "average_weights": True,
-    }  # fmt: skip
+        "query": random_tensor((5, 2, 16), device, dtype, seed),
+        "key": random_tensor((7, 2, 16), device, dtype, seed + 1),
+        "value": random_tensor((7, 2, 16), device, dtype, seed + 2),
+        "num_heads": 4,
+        "in_weight": random_tensor((48, 16), device, dtype, seed + 3) * 0.25,
+        "in_bias": random_tensor((48,), device, dtype, seed + 4),
+        "out_weight": random_tensor((16, 16), device, dtype, seed + 5) * 0.25,
+        "out_bias": random_tensor((16,), device, dtype, seed + 6),
+        "key_padding_mask": None,
+        "need_weights": False,
+        "attn_mask": None,
+        "average_weights": True,
+    }
 
 
 _UNUSUAL = (
-    (7, "bias_k"), (8, "bias_v"), (9, "add_zero_attn"), (16, "use_separate_proj_weight"), (20, "static_k"), (21, "static_v"),
-)  # fmt: skip
+    (7, "bias_k"),
+    (8, "bias_v"),
+    (9, "add_zero_attn"),
+    (16, "use_separate_proj_weight"),
+    (20, "static_k"),
+    (21, "static_v"),
+)
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:
     """The call without dropout and without the options hardly anybody uses."""
-    if record.op != "multi_head_attention_forward" or any(argument(record, *place) not in (None, False) for place in _UNUSUAL):
+    if record.op != "multi_head_attention_forward" or any(
+        argument(record, *place) not in (None, False) for place in _UNUSUAL
+    ):
         return None
     if argument(record, 10, "dropout_p", 0.0) and argument(record, 13, "training", True):
         return None
     binding = {
-        "query": take(record, 0, "query"), "key": take(record, 1, "key"), "value": take(record, 2, "value"),
-        "num_heads": take(record, 4, "num_heads"), "in_weight": take(record, 5, "in_proj_weight"), "in_bias": take(record, 6, "in_proj_bias"),
-        "out_weight": take(record, 11, "out_proj_weight"), "out_bias": take(record, 12, "out_proj_bias"),
-        "key_padding_mask": take(record, 14, "key_padding_mask"), "need_weights": take(record, 15, "need_weights", True),
-        "attn_mask": take(record, 16, "attn_mask"), "average_weights": take(record, 23, "average_attn_weights", True),
-    }  # fmt: skip
+        "query": take(record, 0, "query"),
+        "key": take(record, 1, "key"),
+        "value": take(record, 2, "value"),
+        "num_heads": take(record, 4, "num_heads"),
+        "in_weight": take(record, 5, "in_proj_weight"),
+        "in_bias": take(record, 6, "in_proj_bias"),
+        "out_weight": take(record, 11, "out_proj_weight"),
+        "out_bias": take(record, 12, "out_proj_bias"),
+        "key_padding_mask": take(record, 14, "key_padding_mask"),
+        "need_weights": take(record, 15, "need_weights", True),
+        "attn_mask": take(record, 16, "attn_mask"),
+        "average_weights": take(record, 23, "average_attn_weights", True),
+    }
     return written_fused(MULTI_HEAD_ATTENTION, record, binding)
 
 

@@ -36,7 +36,9 @@ def scaled(record: CallRecord | None, graph: CallGraph) -> Scaled | None:
         statistic, rest = climb_from(graph, add, 0)
         if statistic is not None:
             other = _SIDES[1 - position]
-            return Scaled((record, *passed, root, *more, add, *rest), take(add, 1, "other"), (record, *other), statistic)
+            return Scaled(
+                (record, *passed, root, *more, add, *rest), take(add, 1, "other"), (record, *other), statistic
+            )
     return None
 
 
@@ -46,7 +48,9 @@ def _is_root(record: CallRecord, *, inverse: bool) -> bool:
     return record.op in (("rsqrt", "rsqrt_") if inverse else ("sqrt", "sqrt_"))
 
 
-def mean_of_squares(record: CallRecord, graph: CallGraph) -> tuple[tuple[CallRecord, ...], tuple[CallRecord, int, str]] | None:
+def mean_of_squares(
+    record: CallRecord, graph: CallGraph
+) -> tuple[tuple[CallRecord, ...], tuple[CallRecord, int, str]] | None:
     """mean(v^2) over the last axis, kept: its calls and the place of v."""
     if record.op != "mean" or not is_mean_of_rows(record):
         return None
@@ -54,7 +58,11 @@ def mean_of_squares(record: CallRecord, graph: CallGraph) -> tuple[tuple[CallRec
     if square is None:
         return None
     is_power = square.op == "pow" and not is_reflected(square) and argument(square, 1, "exponent") == 2
-    is_product = square.op == "mul" and isinstance(argument(square, 1, "other"), Operand) and argument(square, 0, "input") == argument(square, 1, "other")
+    is_product = (
+        square.op == "mul"
+        and isinstance(argument(square, 1, "other"), Operand)
+        and argument(square, 0, "input") == argument(square, 1, "other")
+    )
     if not (is_power or is_product or square.op == "square"):
         return None
     return (record, *passed, square), (square, 0, "input")
@@ -62,7 +70,10 @@ def mean_of_squares(record: CallRecord, graph: CallGraph) -> tuple[tuple[CallRec
 
 def is_mean_of_rows(record: CallRecord) -> bool:
     """Whether a mean or variance goes over the last axis and keeps it."""
-    return is_last_axis(argument(record, 1, "dim"), argument(record, 0, "input")) and argument(record, 2, "keepdim", False) is True
+    return (
+        is_last_axis(argument(record, 1, "dim"), argument(record, 0, "input"))
+        and argument(record, 2, "keepdim", False) is True
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from align.operators.base import Bound, Kernel, Operator
 HIDDEN = -10000.0  # what npu_scaled_masked_softmax puts in place of hidden scores: finite, so a full row is uniform
 
 
-# -- primitive forms ----------------------------------------------------------------------------------------------------
+# -- primitive forms ---------------------------------------------------------------------------------------------------
 
 
 def gelu_erf(x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def gelu_sigmoid(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-# -- the canonical operators' kernels -----------------------------------------------------------------------------------
+# -- the canonical operators' kernels ----------------------------------------------------------------------------------
 
 
 def fused_gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -60,13 +60,17 @@ def fused_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return result
 
 
-def fused_swiglu(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "silu") -> Tensor:
+def fused_swiglu(
+    gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "silu"
+) -> Tensor:
     """silu(gate) * up, computed in float32 and rounded once; the gate lies left in what npu_swiglu takes."""
     result: Tensor = run_npu("npu_swiglu", joined(gate, up, packed, gate_first, want_gate_first=True), -1)
     return result
 
 
-def fused_geglu(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu") -> Tensor:
+def fused_geglu(
+    gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu"
+) -> Tensor:
     """gelu(gate) * up: npu_geglu activates the right half unless told to activate the left one."""
     is_left = packed is not None and gate_first
     both = joined(gate, up, packed, gate_first, want_gate_first=is_left)
@@ -84,17 +88,21 @@ def refuses_masked_softmax(bound: Bound, dtype: torch.dtype) -> str:
     """Four axes, the last two multiples of 32 up to 4096."""
     shape = tuple(getattr(bound["scores"], "shape", ()))
     if len(shape) != 4 or any(extent % 32 or not 32 <= extent <= 4096 for extent in shape[-2:]):
-        return f"npu_scaled_masked_softmax takes [B, N, H, W] with H and W multiples of 32 up to 4096, not {list(shape)}"
+        return (
+            f"npu_scaled_masked_softmax takes [B, N, H, W] with H and W multiples of 32 up to 4096, not {list(shape)}"
+        )
     return refuses_dtype(bound, dtype)
 
 
 NPU_GELU_KERNEL = Kernel(fused_gelu, "npu_gelu", refuses_dtype)
 NPU_SWIGLU_KERNEL = Kernel(fused_swiglu, "npu_swiglu", refuses_dtype)
 NPU_GEGLU_KERNEL = Kernel(fused_geglu, "npu_geglu", refuses_dtype)
-NPU_MASKED_SOFTMAX_KERNEL = Kernel(fused_masked_softmax, "npu_scaled_masked_softmax (hides with -10000)", refuses_masked_softmax)
+NPU_MASKED_SOFTMAX_KERNEL = Kernel(
+    fused_masked_softmax, "npu_scaled_masked_softmax (hides with -10000)", refuses_masked_softmax
+)
 
 
-# -- unfused forms ------------------------------------------------------------------------------------------------------
+# -- unfused forms -----------------------------------------------------------------------------------------------------
 
 
 def swiglu(input_: Tensor, dim: int = -1) -> Tensor:
@@ -143,7 +151,14 @@ def mish(input_: Tensor) -> Tensor:
 
 
 def clipped_swiglu(
-    x: Tensor, *, dim: int = -1, alpha: float = 1.702, limit: float = 7.0, bias: float = 1.0, interleaved: bool = True, **rest: Any
+    x: Tensor,
+    *,
+    dim: int = -1,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    bias: float = 1.0,
+    interleaved: bool = True,
+    **rest: Any,
 ) -> Tensor:
     """npu_clipped_swiglu (gpt-oss): gate * sigmoid(alpha * gate) * (up + bias), both clamped; even and odd by default."""
     refuse_rest("npu_clipped_swiglu", rest)
@@ -160,7 +175,11 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float = 1, fixed_triu_
 
 
 def softmax_with_bias(
-    x: Tensor, atten_mask: Tensor | None, relative_pos_bias: Tensor, scale_value: float = 1.0, inner_precision_mode: int = 0
+    x: Tensor,
+    atten_mask: Tensor | None,
+    relative_pos_bias: Tensor,
+    scale_value: float = 1.0,
+    inner_precision_mode: int = 0,
 ) -> Tensor:
     """npu_masked_softmax_with_rel_pos_bias: softmax(scale * x + mask + bias); this mask is additive."""
     scores = x * scale_value
@@ -168,7 +187,7 @@ def softmax_with_bias(
     return (scores + relative_pos_bias).to(widest(x)).softmax(dim=-1).to(x.dtype)
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 _WIDE = (3, 5, 64)
 _ONE = drawn(_WIDE, names="input_")

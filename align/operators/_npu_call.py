@@ -39,7 +39,7 @@ def run_npu(op: str, *args: Any, **kwargs: Any) -> Any:
 
 def refuse_rest(op: str, rest: Mapping[str, Any]) -> None:
     """Raise UndecidedError if an argument is set that the unfused form does not know."""
-    used = sorted(name for name, value in rest.items() if value is not None and value is not False and value != 0 and value != "")
+    used = sorted(name for name, value in rest.items() if isinstance(value, Tensor) or value not in (None, False, 0, ""))
     if used:
         raise UndecidedError(
             f"torch_npu.{op} is called with {', '.join(used)}, which its unfused form in the catalog does not know",
@@ -59,7 +59,13 @@ def arguments_of(unfused: Callable[..., Any]) -> tuple[Argument, ...]:
 
 
 def written(
-    op: str, unfused: Callable[..., Any], *, name: str, rounding: str, example: Example, op_class: OpClass = OpClass.ORDINARY
+    op: str,
+    unfused: Callable[..., Any],
+    *,
+    name: str,
+    rounding: str,
+    example: Example,
+    op_class: OpClass = OpClass.ORDINARY,
 ) -> Operator:
     """The entry for calls of `torch_npu.<op>`: native on an NPU, unfused everywhere else and in a baseline."""
     arguments = arguments_of(unfused)
@@ -71,7 +77,9 @@ def written(
         binding: dict[str, Binding] = {
             item.name: Take(record.ident, item.position, item.name.rstrip("_"), item.default) for item in arguments
         }
-        binding |= {key: Take(record.ident, -1, key) for key in record.kwargs if key not in known and f"{key}_" not in known}
+        binding |= {
+            key: Take(record.ident, -1, key) for key in record.kwargs if key not in known and f"{key}_" not in known
+        }
         return Match(operator, (record.ident,), binding, is_written_fused=True)
 
     def run(**values: Any) -> Any:
@@ -132,7 +140,10 @@ def drawn(*shapes: tuple[int, ...], names: str, **fixed: Any) -> Example:
     """An example of normal tensors by name, in the run's dtype, plus fixed values."""
 
     def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-        tensors = {key: draw(shape, device, dtype, seed + at) for at, (key, shape) in enumerate(zip(names.split(), shapes, strict=True))}
+        tensors = {
+            key: draw(shape, device, dtype, seed + at)
+            for at, (key, shape) in enumerate(zip(names.split(), shapes, strict=True))
+        }
         return tensors | fixed
 
     return example

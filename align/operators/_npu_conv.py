@@ -29,14 +29,26 @@ def bmm_v2(input_: Tensor, mat2: Tensor, output_sizes: Sequence[int]) -> Tensor:
 
 
 def conv2d(
-    input_: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    input_: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Tensor:
     """npu_conv2d."""
     return F.conv2d(input_, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
 def conv3d(
-    input_: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    input_: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Tensor:
     """npu_conv3d."""
     return F.conv3d(input_, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
@@ -47,7 +59,9 @@ def conv_transpose2d(
     dilation: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip
     """npu_conv_transpose2d: padding and output_padding come before the stride."""
-    return F.conv_transpose2d(input_, weight, bias, tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation))
+    return F.conv_transpose2d(
+        input_, weight, bias, tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
+    )
 
 
 def confusion_transpose(input_: Tensor, perm: Sequence[int], shape: Sequence[int], transpose_first: bool) -> Tensor:
@@ -81,14 +95,22 @@ def transpose(input_: Tensor, perm: Sequence[int], require_contiguous: bool = Tr
     return input_.permute(tuple(perm)).contiguous()
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 _SLIDE: dict[str, Any] = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
 
 
 def _conv3d_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     x, weight = draw((1, 2, 4, 5, 5), device, dtype, seed), draw((3, 2, 3, 3, 3), device, dtype, seed + 1)
-    return {"input_": x, "weight": weight, "bias": None, "stride": [1] * 3, "padding": [1] * 3, "dilation": [1] * 3, "groups": 1}
+    return {
+        "input_": x,
+        "weight": weight,
+        "bias": None,
+        "stride": [1] * 3,
+        "padding": [1] * 3,
+        "dilation": [1] * 3,
+        "groups": 1,
+    }
 
 
 _ONCE = "after the sum of products"

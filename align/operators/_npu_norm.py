@@ -26,10 +26,12 @@ def refuses_dtype(bound: Bound, dtype: torch.dtype) -> str:
     return "" if dtype in _FLOATS else f"no NPU kernel in {str(dtype).removeprefix('torch.')}"
 
 
-# -- the canonical operators' kernels -----------------------------------------------------------------------------------
+# -- the canonical operators' kernels ----------------------------------------------------------------------------------
 
 
-def fused_rms_norm(x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def fused_rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * weight (or 1 + weight) over the last axis, rounded once; then to `dtype`."""
     assert weight is not None
     small = torch.finfo(x.dtype).eps if eps is None else eps
@@ -54,11 +56,13 @@ def fused_group_norm_silu(x: Tensor, groups: int, weight: Tensor | None, bias: T
 
 
 NPU_RMS_NORM_KERNEL = Kernel(fused_rms_norm, "npu_rms_norm (1 + weight: npu_gemma_rms_norm)", refuses_rms_norm)
-NPU_LAYER_NORM_KERNEL = Kernel(native_layer_norm, "aclnnLayerNorm, which F.layer_norm is on an NPU", refuses_dtype, is_native=True)
+NPU_LAYER_NORM_KERNEL = Kernel(
+    native_layer_norm, "aclnnLayerNorm, which F.layer_norm is on an NPU", refuses_dtype, is_native=True
+)
 NPU_GROUP_NORM_SILU_KERNEL = Kernel(fused_group_norm_silu, "npu_group_norm_silu", refuses_dtype)
 
 
-# -- unfused forms ------------------------------------------------------------------------------------------------------
+# -- unfused forms -----------------------------------------------------------------------------------------------------
 
 
 def _axes(x: Tensor, gamma: Tensor) -> tuple[int, ...]:
@@ -93,7 +97,11 @@ def standardised(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tens
 
 
 def layer_norm_eval(
-    input_: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input_: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """npu_layer_norm_eval: rounded before the weight and again after weight and bias."""
     y = standardised(input_, tuple(range(-len(normalized_shape), 0)), eps)[0].to(input_.dtype)
@@ -124,7 +132,12 @@ def group_norm_silu(
 
 
 def group_norm_swish(
-    input_: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float | None = 1e-5, swish_scale: float | None = 1.0
+    input_: Tensor,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float | None = 1e-5,
+    swish_scale: float | None = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """npu_group_norm_swish: t * sigmoid(swish_scale * t) of t = group_norm(x); the groups come second."""
     small, factor = 1e-5 if eps is None else eps, 1.0 if swish_scale is None else swish_scale
@@ -132,7 +145,7 @@ def group_norm_swish(
     return normed * torch.sigmoid(normed * factor), *_group_statistics(input_, num_groups, small, input_.dtype)
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 _ROWS, _ROW, _MAP, _CHANNELS = (3, 5, 64), (64,), (2, 8, 6, 6), (8,)
 

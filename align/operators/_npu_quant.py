@@ -20,10 +20,12 @@ _NUMBERS = {1: torch.int8, 5: torch.float16, 6: torch.float32, 12: torch.int8, 1
 _PLAIN = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
-# -- the canonical operator's kernel ------------------------------------------------------------------------------------
+# -- the canonical operator's kernel -----------------------------------------------------------------------------------
 
 
-def fused_quant_linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Any = None) -> Tensor:
+def fused_quant_linear(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Any = None
+) -> Tensor:
     """int8 weight [o, i]: weight-only product, or, with the activation's scale fixed by the model, int8 times int8."""
     rows = x.reshape(-1, x.shape[-1])
     scale = weight_scale.reshape(-1).expand(weight.shape[0]).contiguous()
@@ -49,11 +51,13 @@ def refuses_quant_linear(bound: Bound, dtype: torch.dtype) -> str:
 
 
 NPU_QUANT_LINEAR_KERNEL = Kernel(
-    fused_quant_linear, "npu_weight_quant_batchmatmul, or npu_quant_matmul where the activation's scale is fixed", refuses_quant_linear
+    fused_quant_linear,
+    "npu_weight_quant_batchmatmul, or npu_quant_matmul where the activation's scale is fixed",
+    refuses_quant_linear,
 )
 
 
-# -- unfused forms ------------------------------------------------------------------------------------------------------
+# -- unfused forms -----------------------------------------------------------------------------------------------------
 
 
 def wanted_dtype(value: Any, default: torch.dtype) -> torch.dtype:
@@ -114,7 +118,10 @@ def weight_quant_batchmatmul(
     weight_dtype: int | None = None,
 ) -> Tensor:  # fmt: skip
     """npu_weight_quant_batchmatmul: x @ ((weight + offset) * scale) + bias, weight [k, n], dequantised in x's dtype."""
-    refuse_rest("npu_weight_quant_batchmatmul", {"quant_scale": quant_scale, "quant_offset": quant_offset, "weight_dtype": weight_dtype})
+    refuse_rest(
+        "npu_weight_quant_batchmatmul",
+        {"quant_scale": quant_scale, "quant_offset": quant_offset, "weight_dtype": weight_dtype},
+    )
     wide = weight.to(x.dtype)
     if antiquant_offset is not None:
         wide = wide + _by_group(antiquant_offset, weight, antiquant_group_size).to(x.dtype)
@@ -128,10 +135,17 @@ def _by_group(value: Tensor, weight: Tensor, size: int) -> Tensor:
 
 
 def dynamic_quant(
-    input_: Tensor, *, smooth_scales: Tensor | None = None, dst_type: Any = None, quant_mode: str = "pertoken", **rest: Any
+    input_: Tensor,
+    *,
+    smooth_scales: Tensor | None = None,
+    dst_type: Any = None,
+    quant_mode: str = "pertoken",
+    **rest: Any,
 ) -> tuple[Tensor, Tensor]:
     """npu_dynamic_quant: (int8 values, float32 scale of each row): scale = max|x * smooth| / 127."""
-    refuse_rest("npu_dynamic_quant", rest | {"dst_type other than int8": wanted_dtype(dst_type, torch.int8) != torch.int8})
+    refuse_rest(
+        "npu_dynamic_quant", rest | {"dst_type other than int8": wanted_dtype(dst_type, torch.int8) != torch.int8}
+    )
     wide = input_.float() if smooth_scales is None else input_.float() * smooth_scales.float()
     peak = wide.abs().amax(dim=-1, keepdim=True) if quant_mode == "pertoken" else wide.abs().amax().reshape(1)
     scale = peak / 127.0
@@ -159,7 +173,7 @@ def quantize(
     return saturated(scaled, wanted_dtype(dtype, torch.int8))
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 
 def _int8(shape: tuple[int, ...], device: str, seed: int) -> Tensor:
@@ -193,7 +207,12 @@ def _anti_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
 def _quantize_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     # Powers of two: the division is exact, so both sides round the very same number.
     scales = 2.0 ** -torch.arange(3.0, 6.0).repeat(4)
-    return {"input_": draw((5, 12), device, dtype, seed), "scales": scales.to(device), "zero_points": None, "dtype": torch.qint8}
+    return {
+        "input_": draw((5, 12), device, dtype, seed),
+        "scales": scales.to(device),
+        "zero_points": None,
+        "dtype": torch.qint8,
+    }
 
 
 def _scale_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
@@ -205,8 +224,18 @@ def _entry(op: str, unfused: Any, rounding: str, example: Any) -> Operator:
 
 
 NPU_OPERATORS: tuple[Operator, ...] = (
-    _entry("npu_quant_matmul", quant_matmul, "none in the integer product; float32 after each scale and the bias; once at the end", _matmul_example),
-    _entry("npu_weight_quant_batchmatmul", weight_quant_batchmatmul, "the dequantised weight, the product, the bias", _weight_example),
+    _entry(
+        "npu_quant_matmul",
+        quant_matmul,
+        "none in the integer product; float32 after each scale and the bias; once at the end",
+        _matmul_example,
+    ),
+    _entry(
+        "npu_weight_quant_batchmatmul",
+        weight_quant_batchmatmul,
+        "the dequantised weight, the product, the bias",
+        _weight_example,
+    ),
     _entry("npu_dynamic_quant", dynamic_quant, "to 8 bits", drawn((5, 64), names="input_")),
     _entry("npu_anti_quant", anti_quant, "once", _anti_example),
     _entry("npu_quantize", quantize, "to 8 bits", _quantize_example),

@@ -17,14 +17,16 @@ from align.operators._npu_call import draw, refuse_rest, run_npu, written
 from align.operators._npu_norm import refuses_dtype
 from align.operators.base import Bound, Kernel, Operator
 
-# -- the canonical operator's kernel ------------------------------------------------------------------------------------
+# -- the canonical operator's kernel -----------------------------------------------------------------------------------
 
 
 def fused_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """npu_rotary_mul wants four axes, and casts cos and sin to x's dtype."""
     lead = (1,) * (4 - x.dim())
     wide = [tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape)) for tensor in (cos, sin)]
-    result: Tensor = run_npu("npu_rotary_mul", x.reshape(lead + tuple(x.shape)), *wide, "interleave" if interleaved else "half")
+    result: Tensor = run_npu(
+        "npu_rotary_mul", x.reshape(lead + tuple(x.shape)), *wide, "interleave" if interleaved else "half"
+    )
     return result.reshape(x.shape)
 
 
@@ -43,7 +45,7 @@ def refuses_rotary(bound: Bound, dtype: torch.dtype) -> str:
 NPU_ROTARY_KERNEL = Kernel(fused_rotary, "npu_rotary_mul (cos and sin in x's dtype)", refuses_rotary)
 
 
-# -- unfused forms ------------------------------------------------------------------------------------------------------
+# -- unfused forms -----------------------------------------------------------------------------------------------------
 
 
 def turned_half(x: Tensor) -> Tensor:
@@ -57,11 +59,15 @@ def turned_pairs(x: Tensor) -> Tensor:
     return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
 
 
-def rotary_mul(input_: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+def rotary_mul(
+    input_: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
     """npu_rotary_mul: x * r1 + turned(x) * r2, with r1 = cos and r2 = sin cast to x's dtype."""
     refuse_rest("npu_rotary_mul", {"rotate": rotate})
     if rotary_mode not in ("half", "interleave"):
-        raise UndecidedError(f"npu_rotary_mul has no rotary_mode {rotary_mode!r} in the catalog", "use 'half' or 'interleave'")
+        raise UndecidedError(
+            f"npu_rotary_mul has no rotary_mode {rotary_mode!r} in the catalog", "use 'half' or 'interleave'"
+        )
     turn = turned_half if rotary_mode == "half" else turned_pairs
     return input_ * r1.to(input_.dtype) + turn(input_) * r2.to(input_.dtype)
 
@@ -79,7 +85,7 @@ def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return gathered * cos + turned_half(gathered) * sin
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 
 def _angles(rows: int, size: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -98,7 +104,12 @@ def _mul_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
 def _apply_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     cos, sin = _angles(6, 64, device, dtype)
     query, key = draw((2, 6, 4, 64), device, dtype, seed), draw((2, 6, 2, 64), device, dtype, seed + 1)
-    return {"query": query, "key": key, "cos": cos.expand(2, 6, 1, 64).contiguous(), "sin": sin.expand(2, 6, 1, 64).contiguous()}
+    return {
+        "query": query,
+        "key": key,
+        "cos": cos.expand(2, 6, 1, 64).contiguous(),
+        "sin": sin.expand(2, 6, 1, 64).contiguous(),
+    }
 
 
 def _interleave_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
@@ -110,6 +121,8 @@ _ROUNDING = "after each product and after the sum"
 
 NPU_OPERATORS: tuple[Operator, ...] = (
     written("npu_rotary_mul", rotary_mul, name="rotary", rounding=_ROUNDING, example=_mul_example),
-    written("npu_apply_rotary_pos_emb", apply_rotary_pos_emb, name="rotary", rounding=_ROUNDING, example=_apply_example),
+    written(
+        "npu_apply_rotary_pos_emb", apply_rotary_pos_emb, name="rotary", rounding=_ROUNDING, example=_apply_example
+    ),
     written("npu_interleave_rope", interleave_rope, name="rotary", rounding=_ROUNDING, example=_interleave_example),
 )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from align.operators._activations import ACTIVATIONS
-from align.operators._folding import prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +42,32 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor | None, slide: Window, act: str
     return result
 
 
-def conv_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, slide: Window, act: str) -> Tensor:
-    """Convolve, add a tensor of the result's shape, and apply ReLU ("" for none), in one primitive.
+def conv_add(x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor, slide: Window, act: str) -> Tensor:
+    """Convolve with a weight from `pack`, add a tensor of the result's shape, apply ReLU ("" for none): one primitive.
 
-    torch fuses the addition only for packed weights or channels-last tensors (elsewhere it silently runs it apart), so
-    the weight is packed. Packed weights yield channels-last, so the written form's layout is put back.
+    torch fuses the addition only for packed weights or channels-last tensors; elsewhere it silently runs it apart.
+    Packed weights yield channels-last, so the written form's layout is put back.
     """
-    shape = tuple(x.shape)
-    packed = prepared(("pack", slide, shape), (weight,), lambda: _pack(weight, slide, shape))
     result: Tensor = torch.ops.mkldnn._convolution_pointwise.binary(
-        x, residual, packed, bias, slide.padding, slide.stride, slide.dilation, slide.groups, "add", 1.0, act or None, [], ""
+        x,
+        residual,
+        packed,
+        bias,
+        slide.padding,
+        slide.stride,
+        slide.dilation,
+        slide.groups,
+        "add",
+        1.0,
+        act or None,
+        [],
+        "",
     )
-    if x.is_contiguous():
-        return result.contiguous()
-    return result
+    return result.contiguous() if x.is_contiguous() else result
 
 
-def _pack(weight: Tensor, slide: Window, shape: tuple[int, ...]) -> Tensor:
+def pack(weight: Tensor, slide: Window, shape: tuple[int, ...]) -> Tensor:
+    """Put a convolution's weight into the layout that oneDNN likes best for inputs of that shape."""
     packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
         weight, slide.padding, slide.stride, slide.dilation, slide.groups, list(shape)
     )
@@ -69,5 +77,7 @@ def _pack(weight: Tensor, slide: Window, shape: tuple[int, ...]) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
     """Apply a linear layer and an activation in one primitive."""
     kind = ACTIVATIONS[act]
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, kind.onednn, list(kind.scalars), kind.algorithm)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, weight, bias, kind.onednn, list(kind.scalars), kind.algorithm
+    )
     return result

@@ -101,18 +101,27 @@ def climb(graph: CallGraph, record: CallRecord | None) -> tuple[CallRecord | Non
     return record, tuple(passed)
 
 
-def climb_from(graph: CallGraph, record: CallRecord, position: int, name: str = "input") -> tuple[CallRecord | None, tuple[CallRecord, ...]]:
+def climb_from(
+    graph: CallGraph, record: CallRecord, position: int, name: str = "input"
+) -> tuple[CallRecord | None, tuple[CallRecord, ...]]:
     """Go up from an argument of a call past idle calls."""
     return climb(graph, maker(graph, record, position, name))
 
 
 def same_tensor(one: Any, other: Any) -> bool:
     """Whether two operands are one tensor for sure (of a known maker)."""
-    return isinstance(one, Operand) and isinstance(other, Operand) and one.origin is not None and one.origin == other.origin
+    return (
+        isinstance(one, Operand)
+        and isinstance(other, Operand)
+        and one.origin is not None
+        and one.origin == other.origin
+    )
 
 
-def close(graph: CallGraph, operator: Operator, calls: Iterable[CallRecord], binding: Mapping[str, Binding]) -> Match | None:
-    """Make the match, unless an argument of the kernel is itself an interior value, or an interior call writes outside."""
+def close(
+    graph: CallGraph, operator: Operator, calls: Iterable[CallRecord], binding: Mapping[str, Binding]
+) -> Match | None:
+    """Make the match, unless the kernel would need an interior value, or an interior call writes outside."""
     ordered = sorted(calls, key=lambda record: record.order)
     inside = {record.ident for record in ordered[:-1]}
     for bound in binding.values():
@@ -141,5 +150,3 @@ def written_fused(operator: Operator, record: CallRecord, binding: Mapping[str, 
 def random_tensor(shape: tuple[int, ...], device: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Normal numbers for examples, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device=device, dtype=dtype)
-
-

@@ -13,7 +13,13 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-1
 
 
 @cache
-def probe(device: str, dtype: torch.dtype, kernel: Callable[..., Any], unfused: Callable[..., Any], example: Callable[..., Any]) -> str:
+def probe(
+    device: str,
+    dtype: torch.dtype,
+    kernel: Callable[..., Any],
+    unfused: Callable[..., Any],
+    example: Callable[..., Any],
+) -> str:
     """The reason why a kernel does not work here in a dtype, or "": it must run and agree with the unfused form."""
     if dtype not in UNIT:
         return f"no kernel in {_name(dtype)}"

@@ -71,7 +71,7 @@ def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return x.reshape(math.prod(lead), *((1,) * (3 - min(x.dim(), 3))), *x.shape[-3:])
 
 
-# -- what a kernel refuses ----------------------------------------------------------------------------------------------
+# -- what a kernel refuses --------------------------------------------------------------------------------------------
 
 _MATH = 0  # torch.nn.attention.SDPBackend.MATH
 
@@ -97,14 +97,17 @@ def _refuses(device: str, bound: Bound, dtype: torch.dtype) -> str:
 
 def _choice(device: str, bound: Bound, dtype: torch.dtype) -> int:
     lead = math.prod(bound["query"].shape[:-3])
-    four = [torch.empty((lead, *_last_three(bound[name].shape)), dtype=dtype, device=device) for name in ("query", "key", "value")]
+    four = [
+        torch.empty((lead, *_last_three(bound[name].shape)), dtype=dtype, device=device)
+        for name in ("query", "key", "value")
+    ]
     mask = bound["mask"]
     if mask is not None:
         kept = torch.bool if mask.dtype == torch.bool else dtype
         mask = torch.empty((four[0].shape[-2], four[1].shape[-2]), dtype=kept, device=device)
-    return int(
-        torch._fused_sdp_choice(*four, mask, 0.0, bound["is_causal"], scale=bound["scale"], enable_gqa=bound["enable_gqa"])
-    )
+    query, key, value = four
+    options = {"scale": bound["scale"], "enable_gqa": bound["enable_gqa"]}
+    return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, bound["is_causal"], **options))
 
 
 def _last_three(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,7 +129,7 @@ def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -- finding ------------------------------------------------------------------------------------------------------------
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 def find_call(record: CallRecord, graph: CallGraph) -> Match | None:
@@ -134,10 +137,14 @@ def find_call(record: CallRecord, graph: CallGraph) -> Match | None:
     if record.op != "scaled_dot_product_attention" or argument(record, 4, "dropout_p", 0.0) != 0.0:
         return None
     binding: dict[str, Binding] = {
-        "query": take(record, 0, "query"), "key": take(record, 1, "key"), "value": take(record, 2, "value"),
-        "mask": take(record, 3, "attn_mask"), "is_causal": take(record, 5, "is_causal", False),
-        "scale": take(record, -1, "scale"), "enable_gqa": take(record, -1, "enable_gqa", False),
-    }  # fmt: skip
+        "query": take(record, 0, "query"),
+        "key": take(record, 1, "key"),
+        "value": take(record, 2, "value"),
+        "mask": take(record, 3, "attn_mask"),
+        "is_causal": take(record, 5, "is_causal", False),
+        "scale": take(record, -1, "scale"),
+        "enable_gqa": take(record, -1, "enable_gqa", False),
+    }
     return written_fused(ATTENTION, record, binding)
 
 
@@ -151,7 +158,7 @@ ATTENTION = Operator(
     name="attention",
     op_class=OpClass.SENSITIVE,
     summary="scaled dot-product attention with masks, causal, grouped heads",
-    rounding="after q k^T, the scale, the mask, the softmax (float32 inside) and the last product; fused: weights once, then the result",
+    rounding="after q k^T, scale, mask, softmax (float32 inside) and the last product; fused: the weights, the result",
     finders=(find_call, find_written_out),
     unfused=unfused,
     kernels={

@@ -15,7 +15,9 @@ from align.operators._patterns import random_tensor
 from align.operators.base import Match, Operator
 
 
-def unfused(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu") -> Tensor:
+def unfused(
+    gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu"
+) -> Tensor:
     """gate, up [..., d] or packed [..., 2 d] -> [..., d], rounded after GELU (erf, or tanh) and after the product."""
     gate, up = halves(gate, up, packed, gate_first)
     return up * apply(act, gate)
@@ -23,7 +25,13 @@ def unfused(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_
 
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """Both halves in one tensor, the gate behind."""
-    return {"gate": None, "up": None, "packed": random_tensor((2, 5, 64), device, dtype, seed), "gate_first": False, "act": "gelu"}
+    return {
+        "gate": None,
+        "up": None,
+        "packed": random_tensor((2, 5, 64), device, dtype, seed),
+        "gate_first": False,
+        "act": "gelu",
+    }
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:

@@ -25,9 +25,12 @@ def unfused(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, 
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """A small map in four groups."""
     return {
-        "x": random_tensor((2, 16, 6, 5), device, dtype, seed), "groups": 4, "weight": random_tensor((16,), device, dtype, seed + 1),
-        "bias": random_tensor((16,), device, dtype, seed + 2), "eps": 1e-5,
-    }  # fmt: skip
+        "x": random_tensor((2, 16, 6, 5), device, dtype, seed),
+        "groups": 4,
+        "weight": random_tensor((16,), device, dtype, seed + 1),
+        "bias": random_tensor((16,), device, dtype, seed + 2),
+        "eps": 1e-5,
+    }
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:

@@ -44,9 +44,11 @@ def refuses_on_cuda(bound: Bound, dtype: torch.dtype) -> str:
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """A few rows off zero."""
     return {
-        "x": random_tensor((2, 5, 64), device, dtype, seed) + 0.5, "weight": random_tensor((64,), device, dtype, seed + 1),
-        "bias": random_tensor((64,), device, dtype, seed + 2), "eps": 1e-5,
-    }  # fmt: skip
+        "x": random_tensor((2, 5, 64), device, dtype, seed) + 0.5,
+        "weight": random_tensor((64,), device, dtype, seed + 1),
+        "bias": random_tensor((64,), device, dtype, seed + 2),
+        "eps": 1e-5,
+    }
 
 
 def find_call(record: CallRecord, graph: CallGraph) -> Match | None:
@@ -55,8 +57,11 @@ def find_call(record: CallRecord, graph: CallGraph) -> Match | None:
     if record.op != "layer_norm" or not isinstance(shape, (tuple, list)) or len(shape) != 1:
         return None
     binding = {
-        "x": take(record, 0, "input"), "weight": take(record, 2, "weight"), "bias": take(record, 3, "bias"), "eps": take(record, 4, "eps", 1e-5),
-    }  # fmt: skip
+        "x": take(record, 0, "input"),
+        "weight": take(record, 2, "weight"),
+        "bias": take(record, 3, "bias"),
+        "eps": take(record, 4, "eps", 1e-5),
+    }
     return written_fused(LAYER_NORM, record, binding)
 
 
@@ -85,7 +90,9 @@ def _row_side(record: CallRecord | None, op: str) -> int | None:
     return None
 
 
-def _core(top: CallRecord | None, graph: CallGraph, outer: tuple[CallRecord, ...], binding: dict[str, Binding]) -> Match | None:
+def _core(
+    top: CallRecord | None, graph: CallGraph, outer: tuple[CallRecord, ...], binding: dict[str, Binding]
+) -> Match | None:
     core = scaled(top, graph)
     centre = maker(graph, *core.value) if core is not None else None
     if core is None or centre is None or centre.op != "sub" or centre.qualified.endswith("__rsub__"):
@@ -97,7 +104,9 @@ def _core(top: CallRecord | None, graph: CallGraph, outer: tuple[CallRecord, ...
     if variance is None:
         return None
     binding = binding | {"x": take(centre, 0, "input"), "eps": core.eps}
-    return close(graph, LAYER_NORM, {c.ident: c for c in (*outer, *core.calls, centre, mean, *variance)}.values(), binding)
+    return close(
+        graph, LAYER_NORM, {c.ident: c for c in (*outer, *core.calls, centre, mean, *variance)}.values(), binding
+    )
 
 
 def _variance(record: CallRecord, graph: CallGraph, centre: CallRecord, x: Any) -> tuple[CallRecord, ...] | None:

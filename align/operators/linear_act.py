@@ -15,7 +15,7 @@ from align.operators import _onednn
 from align.operators._activations import ACTIVATIONS, activation_of, apply
 from align.operators._patterns import close, maker, random_tensor, take
 from align.operators._probe import probe
-from align.operators.base import Bound, Fixed, Kernel, Match, Operator
+from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
 
 
 def unfused(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
@@ -70,9 +70,12 @@ def find(record: CallRecord, graph: CallGraph) -> Match | None:
     inner = maker(graph, record, 0) if act else None
     if inner is None or inner.op != "linear" or inner.output is None or len(inner.output.shape) < 2:
         return None
-    binding = {
-        "x": take(inner, 0, "input"), "weight": take(inner, 1, "weight"), "bias": take(inner, 2, "bias"), "act": Fixed(act),
-    }  # fmt: skip
+    binding: dict[str, Binding] = {
+        "x": take(inner, 0, "input"),
+        "weight": take(inner, 1, "weight"),
+        "bias": take(inner, 2, "bias"),
+        "act": Fixed(act),
+    }
     return close(graph, LINEAR_ACT, (inner, record), binding)
 
 

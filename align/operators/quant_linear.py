@@ -2,7 +2,7 @@
 
 The int8 product needs an int8 activation. Where the model fixes its scale (quantise-dequantise before the layer), that
 scale is used; elsewhere one scale for the whole tensor is taken from its largest value. That second case changes the
-model's meaning: a few outlier channels widen the scale until ordinary channels vanish (Dettmers et al., arXiv:2208.07339).
+model's meaning: a few outlier channels widen the scale until ordinary ones vanish (Dettmers et al., arXiv:2208.07339).
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
 INT8_MAX = 127
 
 
-def unfused(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | float | None = None) -> Tensor:
-    """x [..., i], weight int8 [o, i], weight_scale [o, 1] or [] -> [..., o]; the dequantised weight is rounded to x's dtype."""
+def unfused(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | float | None = None
+) -> Tensor:
+    """x [..., i], weight int8 [o, i], weight_scale [o, 1] or [] -> [..., o]; the dequantised weight has x's dtype."""
     if x_scale is not None:
         x = torch.round(x / x_scale).clamp(-INT8_MAX - 1, INT8_MAX) * x_scale
     return F.linear(x, weight.to(x.dtype) * weight_scale, bias)
 
 
-def int8_product(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | float | None = None) -> Tensor:
+def int8_product(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | float | None = None
+) -> Tensor:
     """int8 times int8 into int32, then both scales and the bias in float32, and one rounding."""
     rows = x.reshape(-1, x.shape[-1])
     step = _dynamic_scale(rows) if x_scale is None else torch.as_tensor(x_scale, dtype=torch.float32, device=x.device)
     lowest = -INT8_MAX - 1 if x_scale is not None else -INT8_MAX
-    small = torch.round(rows / step.to(rows.dtype) if x_scale is not None else rows.float() / step).clamp_(lowest, INT8_MAX).to(torch.int8)
+    small = (
+        torch.round(rows / step.to(rows.dtype) if x_scale is not None else rows.float() / step)
+        .clamp_(lowest, INT8_MAX)
+        .to(torch.int8)
+    )
     product = torch._int_mm(small, weight.t())
     scale = weight_scale.float().reshape(-1) * step
     out = product.float() * scale if bias is None else torch.addcmul(bias.float(), product.float(), scale)
@@ -80,7 +88,7 @@ def static_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]
     return arguments | {"x_scale": 2.0**-5}
 
 
-# -- finding ------------------------------------------------------------------------------------------------------------
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:
@@ -100,14 +108,18 @@ def find(record: CallRecord, graph: CallGraph) -> Match | None:
 _SIDES = ((0, "input"), (1, "other"))
 
 
-def _dequantised(record: CallRecord, graph: CallGraph, position: int, name: str) -> tuple[tuple[CallRecord, ...], dict[str, Binding]] | None:
+def _dequantised(
+    record: CallRecord, graph: CallGraph, position: int, name: str
+) -> tuple[tuple[CallRecord, ...], dict[str, Binding]] | None:
     """cast(int8 weight) * scale, in either order, with one scale in all or one an output channel."""
     product = maker(graph, record, position, name)
     if product is None or product.op != "mul":
         return None
     for side, place in enumerate(_SIDES):
         cast = maker(graph, product, *place)
-        weight = argument(cast, 0, "input") if cast is not None and cast.op in ("to", "float", "half", "bfloat16") else None
+        weight = (
+            argument(cast, 0, "input") if cast is not None and cast.op in ("to", "float", "half", "bfloat16") else None
+        )
         scale = argument(product, *_SIDES[1 - side])
         if cast is None or not isinstance(weight, Operand) or weight.dtype != torch.int8 or len(weight.shape) != 2:
             continue
@@ -142,7 +154,9 @@ QUANT_LINEAR = Operator(
     unfused=unfused,
     kernels={
         "cpu": Kernel(int8_product, "int8 matrix product with a scale for the whole activation", refuses_on_cpu),
-        "cuda": Kernel(int8_product, "cuBLASLt int8 matrix product with a scale for the whole activation", refuses_on_cuda),
+        "cuda": Kernel(
+            int8_product, "cuBLASLt int8 matrix product with a scale for the whole activation", refuses_on_cuda
+        ),
     },
     example=example,
 )

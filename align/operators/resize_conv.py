@@ -1,8 +1,8 @@
 """Nearest resize to twice the size, then a 3x3 convolution: four 2x2 phase convolutions on the small map.
 
-Of the nine taps of an output pixel, those that fall on one small pixel are summed beforehand (in float32, rounded once):
-output (2i+a, 2j+b) needs 2x2 small pixels. 16 products a small pixel instead of 36, and no large map in between. This is
-the sub-pixel view of Shi et al., arXiv:1609.07009, section 3.
+Of the nine taps of an output pixel, those that fall on one small pixel are summed beforehand (in float32, rounded
+once): output (2i+a, 2j+b) needs 2x2 small pixels. 16 products a small pixel instead of 36, and no large map in between.
+This is the sub-pixel view of Shi et al., arXiv:1609.07009, section 3.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def phase_weights(weight: Tensor) -> Tensor:
 
 def _sum_taps(weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Taps of the even and of the odd output pixel along an axis: (w0, w1 + w2) and (w0 + w1, w2)."""
-    first, middle, last = weight.split(1, dim=axis)
+    first, middle, last = (weight.narrow(axis, tap, 1) for tap in range(3))
     return torch.cat((first, middle + last), axis), torch.cat((first + middle, last), axis)
 
 
@@ -92,12 +92,19 @@ def find(record: CallRecord, graph: CallGraph) -> Match | None:
 
 def _is_plain(conv: CallRecord) -> bool:
     weight = argument(conv, 1, "weight")
-    ones = (argument(conv, 3, "stride", 1), argument(conv, 4, "padding", 0), argument(conv, 5, "dilation", 1), argument(conv, 6, "groups", 1))
+    ones = (
+        argument(conv, 3, "stride", 1),
+        argument(conv, 4, "padding", 0),
+        argument(conv, 5, "dilation", 1),
+        argument(conv, 6, "groups", 1),
+    )
     return isinstance(weight, Operand) and weight.shape[2:] == (3, 3) and all(_is_one(value) for value in ones)
 
 
 def _is_one(value: Any) -> bool:
-    return all(item == 1 for item in value) if isinstance(value, Sequence) and not isinstance(value, str) else value == 1
+    return (
+        all(item == 1 for item in value) if isinstance(value, Sequence) and not isinstance(value, str) else value == 1
+    )
 
 
 def _doubles(resize: CallRecord) -> bool:

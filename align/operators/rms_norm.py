@@ -10,14 +10,28 @@ from torch import Tensor
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.operators._normalised import Source, mean_of_squares, scaled, source_of
-from align.operators._patterns import CASTS, argument, climb_from, close, is_number, maker, random_tensor, same_tensor, seen, take, written_fused
+from align.operators._patterns import (
+    CASTS,
+    argument,
+    climb_from,
+    close,
+    is_number,
+    maker,
+    random_tensor,
+    same_tensor,
+    seen,
+    take,
+    written_fused,
+)
 from align.operators._probe import probe
 from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
 
 _SIDES = ((0, "input"), (1, "other"))
 
 
-def unfused(x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def unfused(
+    x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """x [..., d], weight [d] -> [..., d]: float32 inside, rounded to x's dtype before the gain and after it.
 
     With `plus_one` (Gemma) the gain is 1 + weight, applied in float32 and rounded once to `dtype` (x's own if None).
@@ -32,7 +46,9 @@ def unfused(x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool 
     return out if dtype is None else out.to(dtype)
 
 
-def cuda_kernel(x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def cuda_kernel(
+    x: Tensor, weight: Tensor | None, eps: float | None, plus_one: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """aten::_fused_rms_norm, one kernel on CUDA since torch 2.9; the gain is applied before the only rounding."""
     gain = 1.0 + weight.float() if plus_one and weight is not None else weight
     gain = gain.to(x.dtype) if gain is not None else None
@@ -80,7 +96,9 @@ def find_written_out(record: CallRecord, graph: CallGraph) -> Match | None:
     target = argument(record, 1, "other" if record.op == "type_as" else "dtype")
     if record.op not in ("to", "type_as") or not isinstance(target, (torch.dtype, Operand)):
         return None
-    binding = {"dtype": seen(_as_dtype, take(record, 1, "other" if record.op == "type_as" else "dtype"))}
+    binding: dict[str, Binding] = {
+        "dtype": seen(_as_dtype, take(record, 1, "other" if record.op == "type_as" else "dtype"))
+    }
     inner = maker(graph, record, 0)
     return _with_gain(inner, graph, (record,), binding, is_cast=True) if inner is not None else None
 
@@ -95,13 +113,17 @@ def _with_gain(
             gain = _gain(graph, record, _SIDES[1 - position])
             if normed is not None and gain is not None:
                 calls, extra = gain
-                match = _norm(normed, graph, (*outer, record, *passed, *calls), binding | extra, is_cast=is_cast or bool(passed))
+                match = _norm(
+                    normed, graph, (*outer, record, *passed, *calls), binding | extra, is_cast=is_cast or bool(passed)
+                )
                 if match is not None:
                     return match
     return _norm(record, graph, outer, binding | {"weight": Fixed(None), "plus_one": Fixed(False)}, is_cast=is_cast)
 
 
-def _gain(graph: CallGraph, record: CallRecord, side: tuple[int, str]) -> tuple[tuple[CallRecord, ...], dict[str, Binding]] | None:
+def _gain(
+    graph: CallGraph, record: CallRecord, side: tuple[int, str]
+) -> tuple[tuple[CallRecord, ...], dict[str, Binding]] | None:
     """A row of weights, or 1 + such a row; casts of it are left out of what the kernel gets."""
     add, passed = climb_from(graph, record, *side)
     if add is not None and add.op == "add" and is_number(argument(add, 1, "other")) and argument(add, 1, "other") == 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.operators._patterns import argument, close, is_last_axis, maker, random_tensor, same_tensor, take
-from align.operators.base import Fixed, Match, Operator
+from align.operators.base import Binding, Fixed, Match, Operator
 
 _SIDES = ((0, "input"), (1, "other"))
 
@@ -21,7 +21,7 @@ _SIDES = ((0, "input"), (1, "other"))
 def unfused(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """x [..., s, d], cos and sin that broadcast to it -> [..., s, d], rounded after both products and the sum."""
     if interleaved:
-        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+        even, odd = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
         turned = torch.stack((-odd, even), dim=-1).flatten(-2)
     else:
         first, second = x.chunk(2, dim=-1)
@@ -59,10 +59,12 @@ def _products(record: CallRecord, plain: CallRecord, turned: CallRecord, graph: 
         calls, x = found
         for place, (x_position, x_name) in enumerate(_SIDES):
             if same_tensor(argument(plain, x_position, x_name), x):
-                binding = {
-                    "x": take(plain, x_position, x_name), "cos": take(plain, *_SIDES[1 - place]), "sin": take(turned, *_SIDES[1 - side]),
+                binding: dict[str, Binding] = {
+                    "x": take(plain, x_position, x_name),
+                    "cos": take(plain, *_SIDES[1 - place]),
+                    "sin": take(turned, *_SIDES[1 - side]),
                     "interleaved": Fixed(False),
-                }  # fmt: skip
+                }
                 return close(graph, ROTARY, (record, plain, turned, rotation, *calls), binding)
     return None
 
@@ -70,7 +72,12 @@ def _products(record: CallRecord, plain: CallRecord, turned: CallRecord, graph: 
 def _rotation(cat: CallRecord | None, graph: CallGraph) -> tuple[tuple[CallRecord, ...], Operand] | None:
     """cat((-second, first)) of the halves of one tensor: the calls behind it, and that tensor."""
     parts = argument(cat, 0, "tensors") if cat is not None and cat.op == "cat" else None
-    if cat is None or not isinstance(parts, (tuple, list)) or len(parts) != 2 or not is_last_axis(argument(cat, 1, "dim", 0), cat.output):
+    if (
+        cat is None
+        or not isinstance(parts, (tuple, list))
+        or len(parts) != 2
+        or not is_last_axis(argument(cat, 1, "dim", 0), cat.output)
+    ):
         return None
     negative, first = graph.maker(parts[0]), graph.maker(parts[1])
     if negative is None or negative.op != "neg" or first is None:
@@ -88,7 +95,12 @@ def _rotation(cat: CallRecord | None, graph: CallGraph) -> tuple[tuple[CallRecor
 def _half(call: CallRecord, part: Any, which: int) -> Operand | None:
     """The tensor that a call cut in two, if `part` is half number `which` (0 first, 1 second)."""
     x = argument(call, 0, "input")
-    if not isinstance(x, Operand) or not isinstance(part, Operand) or part.origin is None or part.shape[-1] * 2 != x.shape[-1]:
+    if (
+        not isinstance(x, Operand)
+        or not isinstance(part, Operand)
+        or part.origin is None
+        or part.shape[-1] * 2 != x.shape[-1]
+    ):
         return None
     if call.op in ("chunk", "split") and is_last_axis(argument(call, 2, "dim", 0), x):
         return x if part.origin.slot == str(which) else None

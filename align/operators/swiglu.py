@@ -15,7 +15,9 @@ from align.operators._patterns import random_tensor
 from align.operators.base import Match, Operator
 
 
-def unfused(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "silu") -> Tensor:
+def unfused(
+    gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "silu"
+) -> Tensor:
     """gate, up [..., d] or packed [..., 2 d] -> [..., d], rounded after SiLU and after the product."""
     gate, up = halves(gate, up, packed, gate_first)
     return F.silu(gate) * up
@@ -23,7 +25,13 @@ def unfused(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_
 
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """Both halves in one tensor."""
-    return {"gate": None, "up": None, "packed": random_tensor((2, 5, 64), device, dtype, seed), "gate_first": True, "act": "silu"}
+    return {
+        "gate": None,
+        "up": None,
+        "packed": random_tensor((2, 5, 64), device, dtype, seed),
+        "gate_first": True,
+        "act": "silu",
+    }
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:

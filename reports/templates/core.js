@@ -23,17 +23,23 @@ function ratioOf(value, base) {
 function excess(i) {
   return ratioOf(measure("candidate", "rel_l2", i), measure("baseline", "rel_l2", i));
 }
+function overrun(i) {
+  const value = number(D.value[i]), limit = number(D.limit[i]);
+  return isFault(i) && limit > 0 && value > limit ? value / limit : NaN;
+}
 // As NodeRow.heat in summary.py: a fault without a figure is infinitely hot, a harmless x/0 is not hot at all.
 function heat(i) {
   const name = statusOf(i).name;
   if (["nonfinite", "collapsed", "mismatch", "missing"].includes(name)) return Infinity;
-  const e = excess(i);
+  const e = D.measures.baseline.rel_l2[i] === null ? overrun(i) : excess(i);
   return Number.isNaN(e) || (e === Infinity && !isFault(i)) ? 1 : e;
 }
 function graver(a, b) {
   if (D.status[a] !== D.status[b]) return D.status[a] - D.status[b];
   const ha = heat(a), hb = heat(b);
-  return ha === hb ? a - b : hb - ha;
+  if (ha !== hb) return hb - ha;
+  const ea = measure("candidate", "rel_l2", a) || 0, eb = measure("candidate", "rel_l2", b) || 0;
+  return ea === eb ? a - b : eb - ea;
 }
 
 // Figures as numbers.py writes them: three significant digits.

@@ -64,8 +64,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     first = _record(NodeKey("", "forward"), raw, 0)
     second = NodeRecord(
         NodeKey("a.b/c", "conv2d", 2, "out.0", 3, 1), 1, NodeKind.CALL, "torch.conv2d", "bfloat16", (), "npu:0",
-        OpClass.SENSITIVE, (first.key, NodeKey("elsewhere", "add", 1), first.key), Storage.FUSED, None, "", "conv@a/b#0",
-        "näher\0bei",
+        OpClass.SENSITIVE, (first.key, NodeKey("elsewhere", "add", 1), first.key), Storage.FUSED, None, "",
+        "conv@a/b#0", "näher\0bei",
     )  # fmt: skip
     with TraceWriter.create(tmp_path / "t.h5", HEADER) as writer:
         writer.put(first, raw)

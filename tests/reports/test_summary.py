@@ -158,3 +158,10 @@ def test_the_tree_carries_the_worst_of_what_lies_below(unet: RunReport) -> None:
 
 def test_a_path_of_thousands_of_dots_does_not_exhaust_the_stack(samples: ModuleType) -> None:
     assert module_tree(node_rows(samples.hostile("." * 20_000))).nodes > 0
+
+
+def test_without_a_baseline_a_fault_is_as_hot_as_it_is_over_its_limit(unet: RunReport) -> None:
+    row = next(row for row in node_rows(unet) if row.status is Status.DRIFT)
+    alone = replace(row, node=replace(row.node, baseline=None), verdict=replace(row.verdict, value=12.0, limit=4.0))
+    assert alone.heat == 3.0
+    assert replace(alone, verdict=replace(alone.verdict, status=Status.PASS)).heat == 1.0

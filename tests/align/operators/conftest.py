@@ -107,7 +107,9 @@ def distance() -> Callable[[Tensor, Tensor], float]:
 def agrees_in_every_form(survey: Surveyor, distance: Callable[[Tensor, Tensor], float]) -> Callable[..., Surveyed]:
     """A model's float32 output and call names are the same as written, unfused and fused."""
 
-    def check(model: nn.Module, *args: Any, operators: Iterable[Operator] | None = None, limit: float = 1e-5) -> Surveyed:
+    def check(
+        model: nn.Module, *args: Any, operators: Iterable[Operator] | None = None, limit: float = 1e-5
+    ) -> Surveyed:
         found = survey(model, *args, operators=operators)
         plain = found.run()
         for form in Form:

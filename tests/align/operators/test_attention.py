@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from align.operators._multi_head import MULTI_HEAD_ATTENTION
 from align.operators.attention import ATTENTION, flash, unfused
 from align.operators.base import Kernel
-from align.operators._multi_head import MULTI_HEAD_ATTENTION
 
 CPU: Kernel = ATTENTION.kernels["cpu"]
 
@@ -32,7 +32,14 @@ class Written(nn.Module):
 def test_forms_agree_for_masks_scales_and_lengths(distance):
     q, k, v = draw(2, 4, 7, 16), draw(2, 4, 11, 16), draw(2, 4, 11, 16)
     closed = torch.rand(2, 1, 7, 11) > 0.4
-    for options in ({}, {"mask": draw(7, 11)}, {"mask": closed}, {"mask": draw(2, 1, 1, 11)}, {"is_causal": True}, {"scale": 0.7}):
+    for options in (
+        {},
+        {"mask": draw(7, 11)},
+        {"mask": closed},
+        {"mask": draw(2, 1, 1, 11)},
+        {"is_causal": True},
+        {"scale": 0.7},
+    ):
         assert distance(flash(q, k, v, **options), unfused(q, k, v, **options)) < 1e-5, options
 
 
@@ -86,7 +93,13 @@ def test_low_precision_forms_agree_to_rounding(dtype, limit, distance):
 
 
 def test_value_width_unlike_key_width_is_refused_with_the_shapes(survey):
-    found = survey(Written(F.scaled_dot_product_attention), draw(1, 2, 4, 16), draw(1, 2, 4, 16), draw(1, 2, 4, 8), operators=[ATTENTION])
+    found = survey(
+        Written(F.scaled_dot_product_attention),
+        draw(1, 2, 4, 16),
+        draw(1, 2, 4, 16),
+        draw(1, 2, 4, 8),
+        operators=[ATTENTION],
+    )
     reason = found.refusal(found.matches[0], torch.bfloat16)
     assert "no fused path" in reason
     assert "[1, 2, 4, 8]" in reason
@@ -96,7 +109,8 @@ def test_sdpa_call_is_a_native_site(survey):
     model = Written(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3))
     found = survey(model, *(draw(1, 2, 4, 16) for _ in range(3)), operators=[ATTENTION])
     (match,) = found.matches
-    assert match.is_written_fused and CPU.is_native
+    assert match.is_written_fused
+    assert CPU.is_native
     bound = match.bound(found.graph, 0)
     assert (bound["is_causal"], bound["scale"], bound["mask"]) == (True, 0.3, None)
 
@@ -158,7 +172,9 @@ class SelfAttention(nn.Module):
         self.need_weights = need_weights
 
     def forward(self, x, mask):
-        out, weights = self.inner(x, x, x, need_weights=self.need_weights, attn_mask=mask, key_padding_mask=x[:, :, 0] > 1.5)
+        out, weights = self.inner(
+            x, x, x, need_weights=self.need_weights, attn_mask=mask, key_padding_mask=x[:, :, 0] > 1.5
+        )
         return out if weights is None else out + weights.sum()
 
 

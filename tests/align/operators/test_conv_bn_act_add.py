@@ -51,7 +51,9 @@ def test_variant_is_found_and_agrees(name, bias, agrees_in_every_form):
 
 @pytest.mark.parametrize("options", [{"stride": 2}, {"groups": 4}])
 def test_strides_and_groups_agree(options, agrees_in_every_form):
-    found = agrees_in_every_form(Block(lambda m, x: F.relu(conv_bn(m, x)), **options), torch.randn(2, 8, 9, 7), operators=[CONV_BN_ACT_ADD])
+    found = agrees_in_every_form(
+        Block(lambda m, x: F.relu(conv_bn(m, x)), **options), torch.randn(2, 8, 9, 7), operators=[CONV_BN_ACT_ADD]
+    )
     assert len(found.matches) == 1
 
 
@@ -63,7 +65,14 @@ def test_result_keeps_the_memory_layout_of_the_written_form():
         torch.testing.assert_close(onednn(**laid), unfused(**arguments), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("order", "act"), [key for key in _EXAMPLES if not refuses_on_cpu({"order": key[0], "act": key[1], "residual": torch.zeros(1)}, torch.float32)])
+@pytest.mark.parametrize(
+    ("order", "act"),
+    [
+        key
+        for key in _EXAMPLES
+        if not refuses_on_cpu({"order": key[0], "act": key[1], "residual": torch.zeros(1)}, torch.float32)
+    ],
+)
 def test_every_post_operation_agrees_with_its_primitive(order, act, distance):
     for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-6)):
         if refuses_on_cpu({"order": order, "act": act, "residual": torch.zeros(1)}, dtype):
@@ -83,7 +92,11 @@ LOOK_ALIKES = {
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alike_is_left_alone_beyond_what_is_safe(name, survey):
     found = survey(Block(LOOK_ALIKES[name]), torch.randn(2, 8, 5, 5), operators=[CONV_BN_ACT_ADD])
-    allowed = {"norm read twice": ["conv2d+batch_norm"], "broadcast addition": ["conv2d+batch_norm"], "addition of a number": ["conv2d+batch_norm"]}
+    allowed = {
+        "norm read twice": ["conv2d+batch_norm"],
+        "broadcast addition": ["conv2d+batch_norm"],
+        "addition of a number": ["conv2d+batch_norm"],
+    }
     assert found.ops("conv_bn_act_add") == allowed.get(name, [])
 
 

@@ -19,7 +19,18 @@ class Layer(nn.Module):
         return self.act(self.linear(x))
 
 
-@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), torch.sigmoid, torch.tanh, nn.Hardswish()])
+@pytest.mark.parametrize(
+    "act",
+    [
+        nn.ReLU(inplace=True),
+        nn.GELU(),
+        nn.GELU(approximate="tanh"),
+        nn.SiLU(),
+        torch.sigmoid,
+        torch.tanh,
+        nn.Hardswish(),
+    ],
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_activation_is_found_and_agrees(act, bias, agrees_in_every_form):
     found = agrees_in_every_form(Layer(act, bias=bias), torch.randn(3, 5, 24), operators=[LINEAR_ACT])

@@ -105,7 +105,9 @@ def centred(m, x):
 
 
 def by_variance(m, x):
-    return m.weight * ((x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()) + m.bias
+    return (
+        m.weight * ((x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()) + m.bias
+    )
 
 
 @pytest.mark.parametrize("norm", [centred, by_variance, lambda m, x: F.layer_norm(x, (WIDTH,), m.weight, m.bias)])
