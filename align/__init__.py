@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from align import compare
-    from align.api import bisect, capture, choice, run
+    from align.api import bisect, capture, choice, fuses_module, replaces_call, run
 
-_LAZY = ("bisect", "capture", "choice", "run")
+_LAZY = ("bisect", "capture", "choice", "fuses_module", "replaces_call", "run")
 
-__all__ = ["bisect", "capture", "choice", "compare", "run"]
+__all__ = ["bisect", "capture", "choice", "compare", "fuses_module", "replaces_call", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from align.capture import capture
 from align.choices import choice
 from align.dumpers.errors import UsageError
+from align.own import fuses_module, replaces_call
 from align.progress import Reporter, Silent
 from align.reports.model import RunReport
 from align.settings import Settings, load_settings
@@ -100,4 +101,4 @@ def bisect(target: str = "demo", *, out: str | Path | None = None, **options: An
     return run_bisect(BisectRequest(settings, out=Path(out) if out else None), Silent())
 
 
-__all__ = ["bisect", "capture", "choice", "run", "run_folder", "run_with_settings"]
+__all__ = ["bisect", "capture", "choice", "fuses_module", "replaces_call", "run", "run_folder", "run_with_settings"]

@@ -38,8 +38,8 @@ for name, command in {
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in two lines on stderr and its exit code, without a traceback."""
     try:
-        app(standalone_mode=False)
-        code = 0
+        ended = app(standalone_mode=False)  # click hands back the code of an Exit, and a command's None
+        code = ended if isinstance(ended, int) else 0
     except AlignError as exc:
         sys.stderr.write(f"align: {exc.problem}\n       {exc.remedy}\n")
         code = exc.exit_code

@@ -34,7 +34,7 @@ class PlannedSite:
 def plan_sites(graph: CallGraph, operators: Iterable[Operator], device: Device, dtype: torch.dtype) -> tuple[PlannedSite, ...]:
     """Find the sites of a surveyed run and ask each one's kernel whether it can run here in this dtype."""
     planned = []
-    for match in find_sites(graph, operators):
+    for match in find_sites(graph, operators, device.kind):
         kernel = match.operator.kernels.get(device.kind)
         if kernel is None:
             reason = f"no fused kernel on {device.kind}"

@@ -8,23 +8,28 @@ as written unless asked for, since the survey speaks of the first model only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from align.choices import switched
 from align.devices import select_device
 from align.devices.base import Device
 from align.devices.select import select_dtype
 from align.dumpers.choice import Choice, ChoiceKind, Plan
+from align.dumpers.errors import UsageError
 from align.dumpers.families import Family, family_of
 from align.dumpers.rng import AlignRandom
 from align.dumpers.survey import CallGraph, Survey
 from align.dumpers.wire import Tap, Wire
 from align.execute import Executor, Outcome, RunOptions
 from align.operators.registry import catalog
+from align.own import module_fusions
 from align.plan import PlannedSite, choose, flags_of, plan_sites, substitutions, user_choices_of
 from align.settings import RunSettings
 from align.taps.cast import SitePrecision, WidenReference
+from align.taps.module_swap import ModuleSwap
 from align.taps.substitute import Substitute
 from align.taps.unfuse import UnfuseCalls
 from align.workload import Target, find_target
@@ -37,19 +42,20 @@ def ignore_value(value: Any, wire: Wire) -> None:
 
 
 class Session:
-    """A surveyed workload. Call `survey` once, before any plan is run."""
+    """A surveyed workload. Call `survey` once, before any plan is run. `find` turns the settings' texts into targets."""
 
-    def __init__(self, settings: RunSettings) -> None:
+    def __init__(self, settings: RunSettings, *, find: Callable[[str], Target] = find_target) -> None:
         self.settings = settings
         self.device: Device = select_device(settings.device)
         self.dtype: torch.dtype = select_dtype(settings.dtype, self.device)
-        self.target: Target = find_target(settings.target)
-        self._second: Target | None = find_target(settings.candidate) if settings.candidate else None
+        self.target: Target = find(settings.target)
+        self._second: Target | None = find(settings.candidate) if settings.candidate else None
         self._options = RunOptions(settings.seed, settings.steps, settings.weights)
         self._executors: dict[frozenset[str] | str, Executor] = {}
         self.sites: tuple[PlannedSite, ...] = ()
         self.widened: dict[str, int] = {}
         self.computing_paths: tuple[str, ...] = ()
+        self._asked: tuple[str, ...] = ()
         self.executor = self._executor(frozenset())
 
     # -- the reference ------------------------------------------------------------------------------------------------
@@ -64,7 +70,10 @@ class Session:
             on_value(value, wire)
 
         random = AlignRandom(self.settings.seed, executor.low)
-        outcome = executor.run_reference([random, widen, UnfuseCalls(catalog()), survey, *taps], on_value=note)
+        with switched(frozenset()) as asked:
+            steering = [random, widen, UnfuseCalls(catalog()), ModuleSwap(module_fusions(), frozenset()), survey]
+            outcome = executor.run_reference([*steering, *taps], on_value=note)
+        self._asked = tuple(sorted(asked))
         self.widened = widen.widened
         self.computing_paths = _computing_paths(survey.graph)
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
@@ -74,8 +83,13 @@ class Session:
 
     @property
     def is_own_candidate(self) -> bool:
-        """Whether the user supplies the fused variant, by a second target or by declared choices."""
-        return self._second is not None or bool(self.target.choices)
+        """Whether the user supplies the fused variant: a second target, declared choices, or choices asked for in code."""
+        return self._second is not None or bool(self.user_choices)
+
+    @property
+    def user_choices(self) -> tuple[str, ...]:
+        """Names the user declared, asked for in code, or registered as module fusions."""
+        return (*self.target.choices, *self._asked, *(fusion.name for fusion in module_fusions()))
 
     @property
     def fusions(self) -> tuple[Choice, ...]:
@@ -87,9 +101,11 @@ class Session:
         return Plan("baseline", self.device.kind, self._dtype_name())
 
     def candidate_plan(self) -> Plan:
-        """Everything that is asked for fused."""
+        """Everything that is asked for fused, or exactly the choices of the plan file that the settings name."""
         settings = self.settings
-        user = frozenset(Choice(ChoiceKind.USER, name) for name in self.target.choices)
+        if settings.plan:
+            return self._plan_from_file(Path(settings.plan))
+        user = frozenset(Choice(ChoiceKind.USER, name) for name in self.user_choices)
         if self.is_own_candidate and not settings.fuse:
             chosen = choose(user, (), settings.no_fuse) if user and settings.no_fuse else user
         else:
@@ -98,6 +114,17 @@ class Session:
             [*(Choice.parse(f"precision:{text}") for text in settings.precision), *(Choice.parse(f"flag:{text}") for text in settings.flags)]
         )
         return Plan("candidate", self.device.kind, self._dtype_name(), chosen | extra)
+
+    def _plan_from_file(self, path: Path) -> Plan:
+        try:
+            told = Plan.from_json(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise UsageError(f"cannot read plan {path}: {exc.strerror}", "give a plan file that `align run` or `align bisect` wrote") from exc
+        known = {*self.fusions, *(Choice(ChoiceKind.USER, name) for name in self.user_choices)}
+        strange = sorted(c for c in told.choices if c.kind in (ChoiceKind.FUSION, ChoiceKind.USER) and c not in known)
+        if strange:
+            raise UsageError(f"{path}: {strange[0]} does not exist in this workload", "the plan is of another model, device or version")
+        return Plan("candidate", self.device.kind, self._dtype_name(), told.choices)
 
     def _dtype_name(self) -> str:
         return str(self.executor.low).removeprefix("torch.")
@@ -114,14 +141,17 @@ class Session:
         steering: list[Tap] = [AlignRandom(self.settings.seed, self.executor.low)]
         if any(choice.kind is ChoiceKind.PRECISION for choice in plan.choices):
             steering.append(SitePrecision(plan.choices, executor.low))
+        if module_fusions():
+            steering.append(ModuleSwap(module_fusions(), user_choices_of(plan)))
         steering.append(substitute)
-        outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
+        with switched(user_choices_of(plan)):
+            outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
         return outcome, substitute
 
     def _executor_of(self, plan: Plan) -> Executor:
         if self._second is not None and plan.role != "baseline":
             return self._executor("second")
-        return self._executor(user_choices_of(plan))
+        return self._executor(user_choices_of(plan) & frozenset(self.target.choices))
 
     def _executor(self, which: frozenset[str] | str) -> Executor:
         if which not in self._executors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from align.dumpers.store import Trace, TraceWriter
 from align.dumpers.wire import CallId, Wire
 from align.environment import describe_environment
 from align.execute import Outcome, digest_of
+from align.html_report import write_html
 from align.noise import measure_floors
 from align.plan import PlannedSite
 from align.progress import Reporter, Stage
@@ -36,6 +37,7 @@ from align.session import Session
 from align.settings import Settings
 from align.timing import TimingOptions, measure_rounds, summarise
 from align.wire_cost import seconds_per_call
+from align.workload import Target, find_target
 
 ROLES = ("reference", "baseline", "candidate")
 
@@ -48,6 +50,7 @@ class Job:
     folder: Path
     roles: tuple[str, ...]
     progress: Reporter
+    find: Callable[[str], Target] = find_target
     session: Session = field(init=False)
     rows: list[RoleRow] = field(default_factory=list)
     outputs: list[NodeKey] = field(default_factory=list)
@@ -58,12 +61,14 @@ class Job:
     nodes: int = 0
 
     def __post_init__(self) -> None:
-        self.session = Session(self.settings.run)
+        self.session = Session(self.settings.run, find=self.find)
 
 
-def run_three_way(settings: Settings, folder: Path, roles: Sequence[str], progress: Reporter) -> RunReport:
+def run_three_way(
+    settings: Settings, folder: Path, roles: Sequence[str], progress: Reporter, *, find: Callable[[str], Target] = find_target
+) -> RunReport:
     """Do the whole job into a folder that exists and is empty; return everything that was found out."""
-    job = Job(settings, folder, tuple(roles), progress)
+    job = Job(settings, folder, tuple(roles), progress, find)
     _run_reference(job)
     plans = _plans(job)
     for role in ROLES[1:]:
@@ -296,10 +301,12 @@ def _report(job: Job, plans: dict[str, Plan], comparison: Comparison, judgement:
     report = RunReport(
         job.settings.run.target, str(job.folder), tuple(job.rows), comparison, judgement,
         choices=choice_rows(job.session, plans["candidate"], comparison), timing=timing, floors=floors, pictures=tuple(job.pictures),
-        files=tuple(sorted(path.name for path in job.folder.iterdir())), notes=tuple(job.notes),
+        files=(*sorted(path.name for path in job.folder.iterdir()), "comparison.json", "report.html", "report.json"), notes=tuple(job.notes),
         environment=describe_environment(job.session.device),
     )  # fmt: skip
     store(report, job.folder)
+    with job.progress.stage("report"):
+        write_html(report, job.folder, job.folder / "report.html")
     return report
 
 
@@ -321,7 +328,7 @@ def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[C
     rows.extend(ChoiceRow(choice, ChoiceState.ON) for choice in sorted(plan.choices - known))
     rows.extend(
         ChoiceRow(Choice(ChoiceKind.USER, name), ChoiceState.OFF)
-        for name in session.target.choices
+        for name in session.user_choices
         if Choice(ChoiceKind.USER, name) not in plan.choices
     )
     return tuple(rows)

@@ -228,7 +228,7 @@ def bench_files(options: argparse.Namespace) -> None:
     cases = [("float32", 20, LARGE), ("float16", 20, LARGE), ("float32", 5000, 4096)]
     if options.quick:
         cases = [("float32", 4, LARGE // 4), ("float16", 4, LARGE // 4), ("float32", 200, 4096)]
-    for dtype, modules, size in cases:
+    for dtype, modules, size in (cases[int(index)] for index in options.cases):
         a, b = make_folders(options, dtype, modules, size)
         ours: dict[str, list[float]] = {depth: [] for depth in ("core", "all", "detail")}
         theirs: list[float] = []
@@ -276,6 +276,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-python", default="")
     parser.add_argument("--peer-rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--cases", default="012", help="which of the file cases: large float32, large float16, small")
     parser.add_argument("--only", default="memory,small,files,peak")
     parser.add_argument("--measure", nargs=2, type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=2, type=Path, metavar="FILE", help=argparse.SUPPRESS)

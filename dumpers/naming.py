@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_WRAPPER_CLASSES = frozenset({
+    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "ActivationWrapper", "DeepSpeedEngine", "Float16Module",
+})  # fmt: skip
 
 # Spelled as methods or operators in user code, one name in keys.
 _ALIASES = {
@@ -101,25 +104,83 @@ def clean_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
-def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, under its first name, wrapper names dropped; a compiled module's inside is left out."""
-    seen: set[int] = set()
+def named_modules(root: nn.Module, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, under its first name.
+
+    Left out: wrappers (DataParallel, ...), so that keys are the same with and without them; the inside of sealed
+    modules; and modules whose `id` is in `seen`, which is added to.
+    """
+    seen = set() if seen is None else seen
     stack: list[tuple[str, nn.Module]] = [("", root)]
     while stack:
         path, module = stack.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        yield clean_path(path), module
-        if is_compiled(module):
+        sealed = is_sealed(module)
+        inner = None if sealed else wrapped_name(module)
+        if inner is not None:
+            stack.append((path, module._modules[inner]))  # type: ignore[arg-type]
             continue
-        children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
-        stack.extend(reversed(children))
+        yield path, module
+        if not sealed:
+            children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
+            stack.extend(reversed(children))
+
+
+def can_be_called(module: nn.Module) -> bool:
+    """Whether a module has a forward: containers (ModuleList, ParameterList, ...) have none."""
+    return is_sealed(module) or "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
+
+
+def wrapped_name(module: nn.Module) -> str | None:
+    """Name of the one child that a wrapper stands for; None for any other module."""
+    if len(module._modules) != 1:
+        return None
+    name, child = next(iter(module._modules.items()))
+    is_wrapper = name in _WRAPPERS and child is not None and any(base.__name__ in _WRAPPER_CLASSES for base in type(module).__mro__)
+    return name if is_wrapper else None
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile or TorchScript owns this module's inside, so that only its outputs can be seen."""
-    return hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    if module.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in module._modules:
+        return True
+    forward = module.__dict__.get("forward") or type(module).forward
+    return hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def is_sealed(module: nn.Module) -> bool:
+    """Whether only a module's outputs can be seen: it is compiled, or runs copies of its children on several devices."""
+    return is_compiled(module) or (isinstance(module, nn.DataParallel) and len(module.device_ids) > 1)
+
+
+# What most arguments are besides tensors: nothing to look into.
+_LEAVES = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice, type(...)})
+
+
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors of a nested value, in order; `walk_tensors` without the names."""
+    found: list[torch.Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif type(value) is tuple or type(value) is list:
+        for item in value:
+            if type(item) not in _LEAVES:
+                _collect(item, found)
+    elif type(value) is dict:
+        for item in value.values():
+            if type(item) not in _LEAVES:
+                _collect(item, found)
+    elif type(value) not in _LEAVES:
+        found.extend(tensor for _, tensor in walk_tensors(value))
 
 
 def walk_tensors(value: Any, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -129,6 +190,8 @@ def walk_tensors(value: Any, slot: str = "") -> Iterator[tuple[str, torch.Tensor
     """
     if isinstance(value, torch.Tensor):
         yield slot or "0", value
+    elif type(value) in _LEAVES:
+        return
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from walk_tensors(item, _join(slot, key))

@@ -1,25 +1,28 @@
 """Record what nodes hold, at the moment they are made, into a sink that does the slow part in the background.
 
-With `dataflow`, tensors also carry a label: the keys of the nearest recorded nodes they were computed from. It gives
-every record its producers, whatever level is recorded.
+With `dataflow`, the nearest recorded nodes that each tensor was computed from are known too. It gives every record its
+producers, whatever level is recorded.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
 
 from align.dumpers.families import op_class_of
+from align.dumpers.labels import TensorLabels
 from align.dumpers.model import OUTPUT_OP, NodeKey, NodeKind, NodeRecord, Storage
-from align.dumpers.naming import walk_tensors
+from align.dumpers.naming import flat_tensors, walk_tensors
 from align.dumpers.placeholder import Placeholder
-from align.dumpers.tensors import dtype_name, has_data, note_of
+from align.dumpers.tensors import components, dtype_name, has_data, note_of
 from align.dumpers.wire import Call, CallId, Tap
+
 
 class Level(StrEnum):
     """Which calls become nodes."""
@@ -88,28 +91,28 @@ class Sink(Protocol):
         """Take a record of a node that holds no data."""
 
 
-_LABEL = "_align_label"
 Keys = tuple[NodeKey, ...]
 
 
 class Dataflow:
-    """Label tensors with the recorded nodes they stem from. Labels of other runs are told apart by their token."""
+    """Know, of every tensor, the recorded nodes it stems from."""
 
     def __init__(self) -> None:
-        self._token = object()
+        self._labels: TensorLabels[Keys] = TensorLabels()
 
     def of(self, value: Any) -> Keys:
         """Labels of all tensors in a value, each node once."""
         found: dict[NodeKey, None] = {}
-        for _, tensor in walk_tensors(value):
-            label = tensor.__dict__.get(_LABEL)
-            if label is not None and label[0] is self._token:
-                found.update(dict.fromkeys(label[1]))
+        for tensor in flat_tensors(value):
+            keys = self._labels.get(tensor)
+            if keys is not None:
+                for key in keys:
+                    found[key] = None
         return tuple(found)
 
     def label(self, tensor: torch.Tensor, keys: Keys) -> None:
         """Say which nodes a tensor stems from."""
-        tensor.__dict__[_LABEL] = (self._token, keys)
+        self._labels.put(tensor, keys)
 
 
 class NoDataflow(Dataflow):
@@ -122,6 +125,15 @@ class NoDataflow(Dataflow):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The call in which an exception arose, and the exception."""
+
+    call: str
+    type_name: str
+    error: BaseException
+
+
 class Observe(Tap):
     """Hand every admitted node to the sink. `sites` names, by call, the fused site whose output the call yields."""
 
@@ -130,60 +142,75 @@ class Observe(Tap):
     ) -> None:  # fmt: skip
         self._sink = sink
         self._selection = selection
+        self._sees_modules = selection.sees_modules
+        self._sees_calls = selection.sees_calls
+        self._storage = _STORAGE[selection.keep]
         self._flow = dataflow
         self._sites = sites
         self._on_node = on_node
-        self._order = 0
+        self._orders = itertools.count()
         self._admitted: dict[CallId, bool] = {}
         self._sources: dict[int, Keys] = {}
         self.on_output: Callable[[NodeKey, torch.Tensor], None] | None = None
+        self.last: NodeKey | None = None
+        self.failure: Failure | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """Which nodes are recorded."""
+        return self._selection
 
     def enter(self, call: Call) -> None:
-        self._begin(call, is_seen=self._selection.sees_modules)
+        self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
+        if self._selection.inputs and self._sees_modules and self._wanted(call):
+            self._inputs(call)
 
     def prepare(self, call: Call) -> None:
-        self._begin(call, is_seen=self._selection.sees_calls)
+        self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
+        if self._selection.inputs and self._sees_calls and self._wanted(call):
+            self._inputs(call)
 
     def leave(self, call: Call, output: Any) -> Any:
         entered = self._sources.pop(id(call), ())
-        if self._selection.sees_modules and self._wanted(call):
-            for slot, tensor in walk_tensors(output):
+        if self._sees_modules and self._wanted(call):
+            for slot, tensor in _parts(output):
                 self._output(call, slot, tensor, NodeKind.MODULE, self._flow.of(tensor) or entered)
         return output
 
     def finish(self, call: Call, output: Any) -> Any:
         sources = self._sources.pop(id(call), ())
-        is_seen = self._selection.sees_calls and self._wanted(call)
-        for slot, tensor in walk_tensors(output):
-            if is_seen:
+        if self._sees_calls and self._wanted(call):
+            for slot, tensor in _parts(output):
                 self._output(call, slot, tensor, NodeKind.CALL, sources)
-            else:
+        else:
+            for tensor in flat_tensors(output):
                 self._flow.label(tensor, sources)
         return output
 
     def fail(self, call: Call, error: BaseException) -> None:
         self._sources.pop(id(call), None)
+        if self.failure is None or self.failure.error is not error:  # the innermost call is told first
+            self.failure = Failure(str(call), call.type_name, error)
 
     def record_result(self, value: Any, step: int) -> Keys:
         """Record what the workload returned or yielded at a step; return the keys."""
         keys = []
-        for slot, tensor in walk_tensors(value):
+        for slot, tensor in _parts(value):
             key = NodeKey("", OUTPUT_OP, 0, slot, step, self._selection.rank)
             self._record(key, tensor, NodeKind.MODULE, "result", self._flow.of(tensor))
             keys.append(key)
         return tuple(keys)
 
     def record_gradient(self, key: NodeKey, gradient: torch.Tensor) -> None:
-        """Record a gradient that has arrived."""
-        self._record(replace(key, rank=self._selection.rank), gradient.detach(), NodeKind.GRADIENT, "gradient", ())
+        """Record a gradient that has arrived; its rank is filled in."""
+        key = NodeKey(key.path, key.op, key.call, key.slot, key.step, self._selection.rank)
+        self._record(key, gradient.detach(), NodeKind.GRADIENT, "gradient", ())
 
-    def _begin(self, call: Call, *, is_seen: bool) -> None:
-        self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
-        if self._selection.inputs and is_seen and self._wanted(call):
-            path, op, index = call.ident
-            for slot, tensor in walk_tensors((list(call.args), dict(call.kwargs))):
-                key = NodeKey(path, op, index, "in." + slot.split(".", 1)[1], call.step, self._selection.rank)
-                self._record(key, tensor, NodeKind.INPUT, call.type_name, self._flow.of(tensor))
+    def _inputs(self, call: Call) -> None:
+        path, op, index = call.ident
+        for slot, tensor in _parts((list(call.args), dict(call.kwargs))):
+            key = NodeKey(path, op, index, "in." + slot.split(".", 1)[1], call.step, self._selection.rank)
+            self._record(key, tensor, NodeKind.INPUT, call.type_name, self._flow.of(tensor))
 
     def _wanted(self, call: Call) -> bool:
         if self._selection.steps and call.step not in self._selection.steps:
@@ -205,16 +232,49 @@ class Observe(Tap):
         self, key: NodeKey, tensor: torch.Tensor, kind: NodeKind, type_name: str, producers: Keys, site: str = ""
     ) -> None:  # fmt: skip
         dtype = dtype_name(tensor)
-        judged_as = key.op if kind is NodeKind.CALL else type_name
-        record = NodeRecord(
-            key, self._order, kind, type_name, dtype, tuple(tensor.shape), tensor.device.type, op_class_of(judged_as, dtype),
-            producers=producers, site=site,
-        )  # fmt: skip
-        self._order += 1
-        self._on_node(self._order)
+        order = next(self._orders)
+        storage, note, has_values = self._storage, "", True
         if isinstance(tensor, Placeholder):
-            self._sink.submit_bare(replace(record, storage=Storage.FUSED, site=tensor.site))
+            storage, site, has_values = Storage.FUSED, tensor.site, False
         elif not has_data(tensor):
-            self._sink.submit_bare(replace(record, storage=Storage.ABSENT, note=note_of(tensor)))
+            storage, note, has_values = Storage.ABSENT, note_of(tensor), False
+        elif not _is_ordinary(tensor):
+            note = note_of(tensor)
+        record = NodeRecord(
+            key, order, kind, type_name, dtype, _shape_of(tensor), tensor.device.type,
+            op_class_of(key.op if kind is NodeKind.CALL else type_name, dtype), producers, storage, None, "", site, note,
+        )  # fmt: skip
+        self._on_node(order + 1)
+        if has_values:
+            self._sink.submit(record, tensor)
         else:
-            self._sink.submit(replace(record, storage=_STORAGE[self._selection.keep], note=note_of(tensor)), tensor)
+            self._sink.submit_bare(record)
+        self.last = key
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _parts(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """(slot, tensor) of every tensor of a value; a nested one is its components, `0.0`, `0.1`: it has no shape of its own."""
+    if type(value) is torch.Tensor and not value.is_nested:
+        yield "0", value
+        return
+    for slot, tensor in walk_tensors(value):
+        if tensor.is_nested and has_data(tensor):
+            yield from ((f"{slot}.{number}", part) for number, part in enumerate(components(tensor)))
+        else:
+            yield slot, tensor
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    if type(tensor) in _PLAIN and not tensor.is_nested:
+        return tuple(tensor.shape)
+    try:
+        return tuple(int(extent) for extent in tensor.shape)
+    except (RuntimeError, TypeError, ValueError):  # ragged or symbolic, and without data: there is no number to tell
+        return ()

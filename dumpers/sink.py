@@ -6,35 +6,50 @@ from dataclasses import replace
 
 import torch
 
-from align.dumpers.model import NodeRecord, RunStatus, Storage
+from align.dumpers.model import NodeRecord, RunStatus, Statistics, Storage
+from align.dumpers.statistics import describe, digest
 from align.dumpers.store import TraceWriter
-from align.dumpers.tensors import snapshot
+from align.dumpers.tensors import snapshot, to_raw
 from align.dumpers.writer import BackgroundWriter
+
+QUEUE_BYTES = 512 * 2**20
+_SHARE = 8  # once half a budget is used, a tensor may take an eighth of what is left
+_REMEMBERED = 4096
 
 
 class TraceSink:
-    """Write nodes to a trace in the background. With `max_bytes`, tensors that no longer fit become statistics."""
+    """Write nodes to a trace in the background; what waits is bounded by `queue_bytes`.
 
-    def __init__(self, writer: TraceWriter, *, max_bytes: int = 0) -> None:
+    With `max_bytes`, tensors that do not fit become statistics, large ones first. How much is still to come is not
+    known, so the rule is: all tensors are kept until half the budget is used, and then those that take no more than an
+    eighth of what is left. So the budget is never exceeded, and small tensors are kept to the end.
+    """
+
+    def __init__(self, writer: TraceWriter, *, max_bytes: int = 0, queue_bytes: int = QUEUE_BYTES) -> None:
         self._trace = writer
-        self._writer = BackgroundWriter(writer)
+        self._writer = BackgroundWriter(writer, max_bytes=queue_bytes)
+        self._max_bytes = max_bytes
         self._left = max_bytes
-        self._is_bounded = max_bytes > 0
-        self._degraded: list[str] = []
+        self._degraded = 0
+        self._largest = 0
+        self._known: dict[str, Statistics] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader of the trace has to know."""
         if not self._degraded:
             return ()
-        return (f"{len(self._degraded)} tensors were kept as statistics only to stay within the byte budget",)
+        return (
+            f"{self._degraded} tensors, the largest of {self._largest} bytes, were kept as statistics only to stay within the budget"
+            f" of {self._max_bytes} bytes; {self._left} bytes of it are left",
+        )
 
     def submit(self, record: NodeRecord, tensor: torch.Tensor) -> None:
-        """Take a node."""
-        if record.storage is Storage.TENSOR and self._is_bounded:
+        """Take a node: its value is read, or copied, before this returns."""
+        if self._max_bytes and record.storage is Storage.TENSOR:
             record = self._within_budget(record)
         if record.storage is Storage.STATISTICS and tensor.device.type == "cpu":
-            self._writer.submit_statistics(record, tensor)
+            self._writer.submit(self._described(record, tensor), None, Storage.STATISTICS)
         else:
             self._writer.submit(record, snapshot(tensor), record.storage)
 
@@ -51,9 +66,26 @@ class TraceSink:
         """Write what is queued and seal the trace."""
         self._writer.close(status)
 
+    def _described(self, record: NodeRecord, tensor: torch.Tensor) -> NodeRecord:
+        """The record with statistics, computed here and now: cheaper than a copy. Known content is not described again."""
+        raw = to_raw(tensor)
+        content = digest(raw)
+        known = self._known.get(content)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            known = self._known[content] = describe(raw)
+        return NodeRecord(
+            record.key, record.order, record.kind, record.type_name, record.dtype, record.shape, record.device, record.op_class,
+            record.producers, record.storage, known, content, record.site, record.note,
+        )  # fmt: skip
+
     def _within_budget(self, record: NodeRecord) -> NodeRecord:
-        if record.nbytes <= self._left:
-            self._left -= record.nbytes
+        nbytes = record.nbytes
+        used = self._max_bytes - self._left
+        if used + nbytes <= self._max_bytes // 2 or nbytes <= self._left // _SHARE:
+            self._left -= nbytes
             return record
-        self._degraded.append(str(record.key))
-        return replace(record, storage=Storage.STATISTICS, note="over the byte budget")
+        self._degraded += 1
+        self._largest = max(self._largest, nbytes)
+        return replace(record, storage=Storage.STATISTICS, note="; ".join(filter(None, (record.note, "over the byte budget"))))

@@ -1,7 +1,7 @@
 """Note every call's name, the calls its inputs came from, and who reads its outputs: the dataflow of one run.
 
-The survey costs nothing extra: it rides on the reference run. Tensors carry a mark (a plain attribute) naming the
-call that made them; marks are Python attributes, so no value is kept alive and nothing torch computes can change.
+The survey costs nothing extra: it rides on the reference run. It remembers, of every tensor, the call that made it; no
+tensor is touched or kept alive, so nothing torch computes can change.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from align.dumpers.labels import TensorLabels
 from align.dumpers.model import MODULE_OP, NodeKey
 from align.dumpers.naming import map_tensors, walk_tensors
 from align.dumpers.wire import Call, CallId, Tap
-
-_MARK = "_align_origin"
 
 # These hand back their very input when there is nothing to do, as every cast to float32 does in the reference run.
 _MAY_RETURN_INPUT = frozenset({
@@ -154,19 +153,13 @@ def _operands(value: Any) -> Iterator[Operand]:
             yield from _operands(item)
 
 
-def origin_of(tensor: torch.Tensor) -> Origin | None:
-    """The call that made a tensor during the survey under way, if any."""
-    mark = tensor.__dict__.get(_MARK)
-    return mark if isinstance(mark, Origin) else None
-
-
 class Survey(Tap):
-    """Build the call graph of a run. Marks of an older survey are told apart by the generation they carry."""
+    """Build the call graph of a run."""
 
     def __init__(self) -> None:
         self.graph = CallGraph()
         self._order = 0
-        self._generation = object()
+        self._origins: TensorLabels[Origin] = TensorLabels()
         self._inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def prepare(self, call: Call) -> None:
@@ -183,8 +176,7 @@ class Survey(Tap):
             output = _apart(call, output)
         outputs = []
         for slot, tensor in walk_tensors(output):
-            tensor.__dict__[_MARK] = Origin(call.step, call.ident, slot)
-            tensor.__dict__["_align_survey"] = self._generation
+            self._origins.put(tensor, Origin(call.step, call.ident, slot))
             outputs.append((slot, self._operand(tensor)))
         qualified = call.name.qualified if call.name else ""
         self.graph.add(CallRecord(call.ident, call.step, self._order, qualified, args, kwargs, tuple(outputs)))
@@ -200,14 +192,11 @@ class Survey(Tap):
     def note_outside(self, value: Any, step: int) -> None:
         """Note that the tensors in a value leave the model: nothing may fuse them away."""
         for _, tensor in walk_tensors(value):
-            self.graph.add_reader(self._origin(tensor), step, OUTSIDE)
-
-    def _origin(self, tensor: torch.Tensor) -> Origin | None:
-        return origin_of(tensor) if tensor.__dict__.get("_align_survey") is self._generation else None
+            self.graph.add_reader(self._origins.get(tensor), step, OUTSIDE)
 
     def _operand(self, tensor: torch.Tensor) -> Operand:
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        return Operand(self._origin(tensor), tuple(tensor.shape), tensor.dtype, is_parameter)
+        return Operand(self._origins.get(tensor), tuple(tensor.shape), tensor.dtype, is_parameter)
 
 
 def _strip(value: Any, describe: Any) -> Any:

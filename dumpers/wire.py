@@ -1,23 +1,26 @@
 """The one interception layer: it stands between a model and torch, names every call, and hands it to small taps.
 
-Module calls are caught by wrapping each module's `forward` for as long as the wire is on: unlike hooks this also
-sees `child.forward(x)`, and does not switch off the fused fast paths that torch takes only on modules without hooks.
-Function calls are caught by a TorchFunctionMode, entered only if some tap wants calls. Leaving restores everything.
+Module calls are caught by wrapping each module's `forward` for as long as the wire is on (see `wrapping`). Function
+calls are caught by a TorchFunctionMode, entered only if some tap wants calls. Leaving restores everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from types import TracebackType
+from types import GeneratorType, TracebackType
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from align.dumpers.model import MODULE_OP
-from align.dumpers.naming import CallUse, OpName, is_compiled, named_modules, op_name
+from align.dumpers.naming import CallUse, OpName, can_be_called, is_sealed, named_modules, op_name
+from align.dumpers.wrapping import Wrapped, wrap
 
 
 class _Pass(Enum):
@@ -72,7 +75,8 @@ class Tap:
     """What can be done to a call. A tap overrides only what it needs; the wire skips the rest.
 
     Order for a function call: every `prepare`, then the first `execute` that does not PASS (else torch), then every
-    `finish` in the same order. For a module call: every `enter`, the module's own forward, every `leave`.
+    `finish` in the same order. For a module call: every `enter`, the module's own forward, every `leave`. What a tap
+    itself asks of torch is not a call. A forward that is a generator makes a call of op `yield` of every resumption.
     """
 
     def prepare(self, call: Call) -> None:
@@ -118,10 +122,25 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if is_compiling():  # the compiled program must be the one that runs without us
+            return func(*args, **kwargs) if kwargs else func(*args)
         name = op_name(func)
         if name.use is CallUse.METADATA:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._wire.call(name, func, args, kwargs or {})
+
+
+class _Place(threading.local):
+    """Where in the model a thread is: path of the innermost module call, and how many are under way."""
+
+    path = ""
+    depth = 0
+
+
+YIELD_OP = "yield"
+"""Op of the values that a module whose forward is a generator yields."""
+
+_FUSED_PATHS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class Wire:
@@ -143,12 +162,14 @@ class Wire:
         self._step_root = step_root
         self._taps = tuple(taps)
         self._mode = _Mode(self) if sees_calls else None
-        self._saved: list[tuple[nn.Module, bool, Any]] = []
+        self._wrapped: list[Wrapped] = []
         self._counts: dict[tuple[str, str], int] = {}
-        self._path = ""
+        self._place = _Place()
+        self._thread = 0
         self._step = 0
-        self._depth = 0
+        self.is_open = False
         self.opaque: tuple[str, ...] = ()
+        self.unfused: tuple[str, ...] = ()
         self._called: set[str] = set()
         self._with_parameters: set[str] = set()
         self._prepare = _overriders(taps, "prepare")
@@ -158,10 +179,13 @@ class Wire:
         self._enter = _overriders(taps, "enter")
         self._leave = _overriders(taps, "leave")
         self._fail = _overriders(taps, "fail")
+        self._sees_modules = bool(self._enter or self._leave)
 
     # -- on and off -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Wire:
+        self._thread = threading.get_ident()
+        self.is_open = True
         try:
             self._wrap_all()
             if self._mode is not None:
@@ -179,35 +203,32 @@ class Wire:
             self._unwrap_all()
 
     def _wrap_all(self) -> None:
-        opaque = []
+        opaque, unfused, seen = [], [], set[int]()
+        has_fused_path = self._mode is not None and torch.backends.mha.get_fastpath_enabled()
         for prefix, root in self._roots.items():
-            for path, module in named_modules(root):
-                full = ".".join(part for part in (prefix, path) if part)
-                self._wrap(module, full)
-                if is_compiled(module):
+            for path, module in named_modules(root, seen):
+                if not can_be_called(module):
+                    continue
+                full = f"{prefix}.{path}" if prefix and path else prefix or path
+                self._wrapped.append(wrap(self, module, full))
+                if is_sealed(module):
                     opaque.append(full)
                 if module._parameters:
                     self._with_parameters.add(full)
+                if has_fused_path and isinstance(module, _FUSED_PATHS) and not module.training:
+                    unfused.append(full)
         self.opaque = tuple(opaque)
+        self.unfused = tuple(unfused)
 
     @property
     def silent(self) -> tuple[str, ...]:
         """Modules that own parameters and were never called: used functionally, or not at all. Needs a module tap."""
         return tuple(sorted(self._with_parameters - self._called))
 
-    def _wrap(self, module: nn.Module, path: str) -> None:
-        own = "forward" in module.__dict__
-        original = module.forward
-        self._saved.append((module, own, original))
-        module.__dict__["forward"] = _wrapped_forward(self, module, path, original)
-
     def _unwrap_all(self) -> None:
-        while self._saved:
-            module, own, original = self._saved.pop()
-            if own:
-                module.__dict__["forward"] = original
-            else:
-                module.__dict__.pop("forward", None)
+        self.is_open = False
+        while self._wrapped:
+            self._wrapped.pop().remove()
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
@@ -218,8 +239,8 @@ class Wire:
 
     @property
     def depth(self) -> int:
-        """How many module calls are under way."""
-        return self._depth
+        """How many module calls are under way in this thread."""
+        return self._place.depth
 
     def next_step(self) -> None:
         """Begin the next step: call counts start again."""
@@ -236,14 +257,15 @@ class Wire:
 
     def call(self, name: OpName, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one torch function through the taps."""
-        if _in_backward() or not (self._depth or self._sees_outside):
+        place = self._place
+        if _in_backward() or not (place.depth or self._sees_outside):
             return func(*args, **kwargs)
         if name.use is CallUse.READ:
-            call = Call((self._path, name.short, 0), self._step, func, args, kwargs, name)
+            call = Call((place.path, name.short, 0), self._step, func, args, kwargs, name)
             for see in self._read:
                 see(call)
             return func(*args, **kwargs)
-        call = Call(self._ident(self._path, name.short), self._step, func, args, kwargs, name)
+        call = Call(self._ident(place.path, name.short), self._step, func, args, kwargs, name)
         try:
             for change in self._prepare:
                 change(call)
@@ -257,51 +279,116 @@ class Wire:
             for finish in self._finish:
                 output = finish(call, output)
         except BaseException as error:
-            for give_up in self._fail:
-                give_up(call, error)
+            self._give_up(call, error)
             raise
         return output
 
-    def module_call(self, module: nn.Module, path: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run one module's forward through the taps."""
-        outer, self._path = self._path, path
-        self._depth += 1
-        if not (self._enter or self._leave):
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._path = outer
-                self._depth -= 1
-        if path == self._step_root and self._depth == 1 and (path, MODULE_OP) in self._counts:
-            self.next_step()
-        call = Call(self._ident(path, MODULE_OP), self._step, original, args, kwargs, None, module)
-        self._called.add(path)
+    def module_call(self, wrapped: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one module's forward through the taps; a wrapped module calls this."""
+        path, place = wrapped.path, self._place
+        outer, place.path = place.path, path
+        place.depth += 1
         try:
-            for enter in self._enter:
-                enter(call)
+            with self._mode_for(wrapped, place.depth):
+                if not self._sees_modules:
+                    return wrapped.original(*args, **kwargs)
+                if path == self._step_root and place.depth == 1 and (path, MODULE_OP) in self._counts:
+                    self.next_step()
+                call = Call(self._ident(path, MODULE_OP), self._step, wrapped.original, args, kwargs, None, wrapped.module)
+                self._called.add(path)
+                hooked = wrapped.frame
+                if hooked is not None and not hooked:
+                    output = self._through_taps(call, is_left=False)
+                    hooked.append(call)
+                    return output
+                output = self._through_taps(call, is_left=True)
+            return self._followed(call, output) if type(output) is GeneratorType else output
+        finally:
+            place.path = outer
+            place.depth -= 1
+
+    def leave_hooked(self, call: Call, output: Any) -> Any:
+        """End a module call whose output the module's own hooks have seen, and perhaps replaced."""
+        try:
+            return self._left(call, output)
+        except BaseException as error:
+            self._give_up(call, error)
+            raise
+
+    def give_up(self, call: Call, error: BaseException) -> None:
+        """A module call ended in one of the module's own hooks."""
+        self._give_up(call, error)
+
+    def _through_taps(self, call: Call, *, is_left: bool) -> Any:
+        try:
+            if self._enter:
+                with self._unseen():
+                    for enter in self._enter:
+                        enter(call)
             output = call.func(*call.args, **call.kwargs)
+            return self._left(call, output) if is_left else output
+        except BaseException as error:
+            self._give_up(call, error)
+            raise
+
+    def _left(self, call: Call, output: Any) -> Any:
+        with self._unseen():
             for leave in self._leave:
                 output = leave(call, output)
-        except BaseException as error:
-            for give_up in self._fail:
-                give_up(call, error)
-            raise
-        finally:
-            self._path = outer
-            self._depth -= 1
         return output
 
+    def _give_up(self, call: Call, error: BaseException) -> None:
+        for give_up in self._fail:
+            give_up(call, error)
 
-def _wrapped_forward(wire: Wire, module: nn.Module, path: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if _in_backward():  # activation checkpointing runs forward again: not another call
-            return original(*args, **kwargs)
-        return wire.module_call(module, path, original, args, kwargs)
+    def _followed(self, call: Call, made: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """The user's generator, every resumption of which runs inside its module and is a call of its own."""
+        resume: Callable[[Any], Any] = made.send
+        given: Any = None
+        while True:
+            try:
+                value = self._resumed(call, resume, given) if self.is_open else resume(given)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                given = yield value
+                resume = made.send
+            except GeneratorExit:
+                made.close()
+                raise
+            except BaseException as error:
+                resume, given = made.throw, error
 
-    # Libraries read the signature of forward to decide which arguments they may pass.
-    forward.__wrapped__ = original  # type: ignore[attr-defined]
-    return forward
+    def _resumed(self, call: Call, resume: Callable[[Any], Any], given: Any) -> Any:
+        place = self._place
+        outer, place.path = place.path, call.path
+        place.depth += 1
+        try:
+            part = Call(self._ident(call.path, YIELD_OP), self._step, resume, (given,), {}, None, call.module)
+            return self._through_taps(part, is_left=True)
+        finally:
+            place.path = outer
+            place.depth -= 1
+
+    # -- when the mode is to be on or off --------------------------------------------------------------------------
+
+    def _unseen(self) -> AbstractContextManager[Any]:
+        return torch._C.DisableTorchFunction() if self._mode is not None else _NOTHING
+
+    def _mode_for(self, wrapped: Wrapped, depth: int) -> AbstractContextManager[Any]:
+        """No mode inside compiled code, which would be compiled anew with us in it; one also in threads of the user's."""
+        if self._mode is None:
+            return _NOTHING
+        if wrapped.is_sealed:
+            return _pop_mode_temporarily() if _get_current_function_mode() is self._mode else _NOTHING
+        if depth == 1 and threading.get_ident() != self._thread:
+            return _Mode(self)
+        return _NOTHING
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def _in_backward() -> bool:
+    """Whether the autograd engine runs: activation checkpointing runs forward again there, which is not another call."""
     return torch._C._current_graph_task_id() != -1

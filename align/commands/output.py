@@ -42,6 +42,7 @@ def show_run(report: RunReport, *, json: bool, quiet: bool, top: int) -> None:
     if json:
         write(to_json(report))
     elif quiet:
-        write(headline(report).text)
+        told = headline(report)
+        write(f"{told.mark} {told.word}  {told.sentence}")
     else:
         print_run(report, console(), top=top)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from align.devices.base import Device, Flag, When, switch
+from align.devices.base import Device, Flag, When
+from align.devices.npu_flags import npu_flags
 from align.dumpers.errors import DeviceError
 
 
@@ -59,15 +61,27 @@ class Npu(Device):
     def name(self) -> str:
         return str(self._npu.get_device_name())
 
+    def why_no_dtype(self, dtype: torch.dtype) -> str:
+        if dtype is torch.float64:
+            return "an NPU computes no float64"
+        if dtype is torch.bfloat16 and not self._npu.is_bf16_supported():
+            return "this chip has no bfloat16"
+        return ""
+
     def flags(self) -> Mapping[str, Flag]:
-        npu = self._npu
-        items = (
-            switch("npu.matmul.allow_hf32", npu.matmul, "allow_hf32", exact=False),
-            switch("npu.conv.allow_hf32", npu.conv, "allow_hf32", exact=False),
-            Flag(
-                "npu.jit_compile", ("on", "off"), "off", When.ANY_TIME,
-                lambda: "off" if npu.is_jit_compile_false() else "on",
-                lambda value: npu.set_compile_mode(jit_compile=value == "on"),
-            ),
-        )  # fmt: skip
-        return {flag.name: flag for flag in items}
+        return {flag.name: flag for flag in npu_flags(self._npu)}
+
+    def prepare(self, wanted: Mapping[str, str]) -> None:
+        """Set what can be set only before the first operation; to be called in a fresh process before a model is placed."""
+        known = self.flags()
+        for name, value in wanted.items():
+            if known[name].when is not When.ANY_TIME:
+                known[name].write(value)
+
+    @contextmanager
+    def set_flags(self, wanted: Mapping[str, str]) -> Iterator[None]:
+        """Set flags for the context. What can be set only once stays as it is afterwards: nothing could put it back."""
+        self.prepare(wanted)
+        known = self.flags()
+        with super().set_flags({name: value for name, value in wanted.items() if known[name].when is When.ANY_TIME}):
+            yield

@@ -12,6 +12,7 @@ from align.operators.base import Binding, Fixed, Match, Operator
 
 ADD_THEN_ACT, ACT_THEN_ADD, NO_ADD = "add then act", "act then add", "no add"
 _SIDES = ((0, "input"), (1, "other"))
+_NOTHING = Fixed(None)
 _NO_NORM: dict[str, Binding] = {
     "mean": Fixed(None), "var": Fixed(None), "gamma": Fixed(None), "beta": Fixed(None), "eps": Fixed(0.0),
 }  # fmt: skip
@@ -24,7 +25,7 @@ class _Tail:
     above: CallRecord | None
     calls: tuple[CallRecord, ...]
     act: str = ""
-    residual: Binding = Fixed(None)
+    residual: Binding = _NOTHING
     order: str = NO_ADD
 
 

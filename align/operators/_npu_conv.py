@@ -77,7 +77,7 @@ def format_cast(input_: Tensor, acl_format: Any, *, customize_dtype: Any = None,
     return input_.view_as(input_)
 
 
-def format_cast_in_place(input_: Tensor, acl_format: Any) -> Tensor:
+def format_cast_in_place(input_: Tensor, src: Any) -> Tensor:
     """npu_format_cast_: the tensor itself."""
     return input_
 
@@ -133,7 +133,7 @@ NPU_OPERATORS: tuple[Operator, ...] = (
         example=drawn((2, 3, 4), names="input_", perm=[1, 0, 2], shape=[3, 8], transpose_first=True),
     ),
     written("npu_format_cast", format_cast, name="format_cast", rounding=_NONE, example=drawn((2, 3), names="input_", acl_format=2)),
-    written("npu_format_cast_", format_cast_in_place, name="format_cast", rounding=_NONE, example=drawn((2, 3), names="input_", acl_format=2)),
+    written("npu_format_cast_", format_cast_in_place, name="format_cast", rounding=_NONE, example=drawn((2, 3), names="input_", src=2)),
     written("npu_dtype_cast", dtype_cast, name="dtype_cast", rounding="once", example=drawn((2, 3), names="input_", dtype=torch.float16)),
     written("npu_transpose", transpose, name="transpose_reshape", rounding=_NONE, example=drawn((2, 3, 4), names="input_", perm=[2, 0, 1])),
 )  # fmt: skip

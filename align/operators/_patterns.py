@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -132,6 +133,8 @@ def close(
                 return None
     if any(_writes_outside(graph, record, inside) for record in ordered[:-1]):
         return None
+    if _is_overwritten(graph, ordered, binding):
+        return None
     return Match(operator, tuple(record.ident for record in ordered), binding)
 
 
@@ -140,6 +143,44 @@ def _writes_outside(graph: CallGraph, record: CallRecord, inside: set[Any]) -> b
         return False
     target = graph.maker(argument(record, 0, "input"))
     return target is None or target.ident not in inside
+
+
+_VIEWS = frozenset({
+    "getitem", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "chunk", "split", "unbind", "narrow", "select", "T", "mT",
+    "expand", "flatten", "unflatten", "movedim", "contiguous", "detach", "view_as",
+})  # fmt: skip
+_in_place_calls: WeakKeyDictionary[CallGraph, tuple[int, list[CallRecord]]] = WeakKeyDictionary()
+
+
+def _is_overwritten(graph: CallGraph, ordered: list[CallRecord], binding: Mapping[str, Binding]) -> bool:
+    """Whether a call in between, of the site or not, writes into what the kernel reads only at the site's last call."""
+    first, last = ordered[0], ordered[-1]
+    between = [call for call in _in_place(graph) if call.step == last.step and first.order < call.order < last.order]
+    if not between:
+        return False
+    written = {_root(graph, argument(call, 0, "input")) for call in between}
+    taken = [(graph.record(last.step, bound.call), bound) for bound in binding.values() if isinstance(bound, Take)]
+    return any(record is not None and _root(graph, Take.of(bound, record)) in written for record, bound in taken)
+
+
+def _in_place(graph: CallGraph) -> list[CallRecord]:
+    known = _in_place_calls.get(graph)
+    if known is None or known[0] != len(graph):
+        known = (
+            len(graph),
+            [call for call in graph if call.op.endswith("_") or call.op == "setitem" or "out" in call.kwargs],
+        )
+        _in_place_calls[graph] = known
+    return known[1]
+
+
+def _root(graph: CallGraph, value: Any) -> Any:
+    """What a tensor is a view of: a call's output, else the likeness of a parameter or input."""
+    made = graph.maker(value)
+    while made is not None and made.op in _VIEWS:
+        value = argument(made, 0, "input")
+        made = graph.maker(value)
+    return (value.origin or value) if isinstance(value, Operand) else object()
 
 
 def written_fused(operator: Operator, record: CallRecord, binding: Mapping[str, Binding]) -> Match:

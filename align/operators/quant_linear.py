@@ -7,6 +7,7 @@ model's meaning: a few outlier channels widen the scale until ordinary ones vani
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -62,11 +63,11 @@ def refuses_on_cpu(bound: Bound, dtype: torch.dtype) -> str:
 def refuses_on_cuda(bound: Bound, dtype: torch.dtype) -> str:
     """cuBLASLt wants more than 16 rows, and widths that are multiples of 8."""
     *lead, width = bound["x"].shape
-    rows = 1
-    for extent in lead:
-        rows *= extent
-    if rows <= 16 or width % 8 or bound["weight"].shape[0] % 8:
-        return f"the int8 product on cuda wants more than 16 rows and widths of a multiple of 8, not {rows} rows of {width}"
+    rows, outputs = math.prod(lead), bound["weight"].shape[0]
+    if rows <= 16 or width % 8 or outputs % 8:
+        return (
+            f"cuda's int8 product wants over 16 rows and widths divisible by 8, not {rows} rows, {width} to {outputs}"
+        )
     return probe("cuda", dtype, int8_product, unfused, static_example)
 
 

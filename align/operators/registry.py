@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -58,21 +58,18 @@ def catalog() -> tuple[Operator, ...]:
     return _built_in() + tuple(_registered.values())
 
 
-def find_sites(graph: CallGraph, operators: Iterable[Operator]) -> tuple[Match, ...]:
-    """Recognise operators in a surveyed run: largest matches first, no call in two sites, in execution order.
+def find_sites(graph: CallGraph, operators: Iterable[Operator], kind: str = "") -> tuple[Match, ...]:
+    """Recognise operators in a surveyed run, no call in two sites, in execution order.
 
     A match stands only if its interior values have no reader outside the site, and if it is the same in every step in
-    which any of its calls happens.
+    which any of its calls happens. Where matches overlap, one with a kernel on that kind of device wins ("" prefers
+    none), then the one of more calls, then the earlier.
     """
     candidates: dict[CallId, list[tuple[CallRecord, Match]]] = {}
-    for record in graph:
-        for operator in operators:
-            for find in operator.finders:
-                match = find(record, graph)
-                if match is not None and _is_closed(match, record.step, graph):
-                    candidates.setdefault(record.ident, []).append((record, match))
-    steady = [found for ident, found in candidates.items() for found in _steady(ident, found, graph)]
-    steady.sort(key=lambda item: (-len(item[1].calls), item[0].order))
+    for record, match in _closed_matches(graph, tuple(operators)):
+        candidates.setdefault(record.ident, []).append((record, match))
+    steady = [item for ident, found in candidates.items() for item in _steady(ident, found, graph)]
+    steady.sort(key=lambda item: (kind not in item[1].operator.kernels, -len(item[1].calls), item[0].order))
     claimed: set[CallId] = set()
     chosen: list[tuple[int, Match]] = []
     for record, match in steady:
@@ -80,6 +77,15 @@ def find_sites(graph: CallGraph, operators: Iterable[Operator]) -> tuple[Match, 
             claimed.update(match.calls)
             chosen.append((record.order, match))
     return tuple(match for _, match in sorted(chosen, key=lambda item: item[0]))
+
+
+def _closed_matches(graph: CallGraph, operators: Sequence[Operator]) -> Iterator[tuple[CallRecord, Match]]:
+    for record in graph:
+        for operator in operators:
+            for find in operator.finders:
+                match = find(record, graph)
+                if match is not None and _is_closed(match, record.step, graph):
+                    yield record, match
 
 
 def _is_closed(match: Match, step: int, graph: CallGraph) -> bool:

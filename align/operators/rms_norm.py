@@ -139,7 +139,7 @@ def _gain(
 def _norm(
     record: CallRecord, graph: CallGraph, outer: tuple[CallRecord, ...], binding: dict[str, Binding], *, is_cast: bool
 ) -> Match | None:
-    """x * rsqrt(mean(x^2) + eps), where both x are one tensor; what was widened must be narrowed again inside the site."""
+    """x * rsqrt(mean(x^2) + eps) of one x; what was widened must be narrowed again inside the site."""
     core = scaled(record, graph)
     squares = mean_of_squares(core.statistic, graph) if core is not None else None
     if core is None or squares is None:

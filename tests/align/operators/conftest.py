@@ -88,7 +88,7 @@ def survey() -> Surveyor:
         with torch.no_grad(), Wire({"": model}, [tap], sees_calls=True) as wire:
             output = model(*args)
             tap.note_outside(output, wire.step)
-        return Surveyed(model, args, tap.graph, find_sites(tap.graph, tuple(operators or catalog())))
+        return Surveyed(model, args, tap.graph, find_sites(tap.graph, tuple(operators or catalog()), "cpu"))
 
     return run
 

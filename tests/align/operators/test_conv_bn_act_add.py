@@ -81,11 +81,19 @@ def test_every_post_operation_agrees_with_its_primitive(order, act, distance):
         assert distance(onednn(**arguments), unfused(**arguments)) <= limit
 
 
+def overwritten(m, x, part=None):
+    y = m.conv(x)
+    (x if part is None else x[part]).mul_(2.0)
+    return F.relu(m.bn(y)) + x.sum()
+
+
 LOOK_ALIKES = {
     "norm read twice": lambda m, x: F.relu(y := conv_bn(m, x)) + y.sum(),
     "training norm": lambda m, x: F.relu(F.batch_norm(m.conv(x), None, None, training=True)),
     "broadcast addition": lambda m, x: conv_bn(m, x) + x[:, :1],
     "addition of a number": lambda m, x: conv_bn(m, x) + 1.0,
+    "input overwritten on the way": lambda m, x: overwritten(m, x.clone()),
+    "part of the input overwritten": lambda m, x: overwritten(m, x.clone(), slice(1)),
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from align.demo import build
+from align.dumpers.naming import walk_tensors
 from align.dumpers.survey import Survey
 from align.dumpers.wire import Wire
 from align.operators.registry import catalog, find_sites, site_of
@@ -15,6 +16,17 @@ DEMO_SITES = {
     "rms_norm": 16, "rotary": 6, "attention": 9, "linear_act": 7, "conv_bn_act_add": 9, "group_norm_silu": 14,
     "quant_linear": 1, "geglu": 1, "resize_conv": 3,
 }  # fmt: skip
+
+
+LISTED = frozenset(DEMO_SITES) | {"layer_norm", "swiglu", "multi_head_attention"}
+
+
+def listed():
+    return tuple(operator for operator in catalog() if operator.name in LISTED)
+
+
+def count_sites(graph):
+    return Counter(match.operator.name for match in find_sites(graph, listed(), "cpu"))
 
 
 def drive(demo, tap):
@@ -47,12 +59,12 @@ def fused(matches, graph, *, without=()):
 def demo():
     workload, tap = build(), Survey()
     picture = drive(workload, tap)
-    return workload, tap.graph, find_sites(tap.graph, catalog()), picture
+    return workload, tap.graph, find_sites(tap.graph, catalog(), "cpu"), picture
 
 
 def test_every_pattern_of_the_demo_is_found(demo):
-    _, _, matches, _ = demo
-    assert Counter(match.operator.name for match in matches) == DEMO_SITES
+    _, graph, _, _ = demo
+    assert count_sites(graph) == DEMO_SITES
 
 
 def test_demo_paints_the_same_picture_with_its_exact_sites_fused(demo, distance):
@@ -89,7 +101,7 @@ def test_llama_is_covered_and_agrees(attention, agrees_in_every_form):
         use_cache=False,
     )
     found = agrees_in_every_form(transformers.LlamaForCausalLM(config), torch.randint(0, 100, (2, 9)))
-    counts = Counter(match.operator.name for match in found.matches)
+    counts = count_sites(found.graph)
     assert counts == {"rms_norm": 5, "rotary": 4, "attention": 2, "linear_act": 2}
 
 
@@ -111,7 +123,7 @@ def test_unet_is_covered_and_agrees(by_hand, agrees_in_every_form):
     if by_hand:
         model.set_attn_processor(AttnProcessor())
     found = agrees_in_every_form(model, torch.randn(1, 4, 8, 8), torch.tensor([5]), torch.randn(1, 7, 16))
-    counts = Counter(match.operator.name for match in found.matches)
+    counts = count_sites(found.graph)
     assert counts == {
         "linear_act": 1,
         "group_norm_silu": 17,
@@ -124,9 +136,10 @@ def test_unet_is_covered_and_agrees(by_hand, agrees_in_every_form):
 
 def test_every_example_fits_its_operator():
     for operator in catalog():
-        arguments = operator.example("cpu", torch.float32, 0)
-        result = operator.unfused(**arguments)
-        assert (result[0] if isinstance(result, tuple) else result).isfinite().all(), operator.name
+        result = operator.unfused(**operator.example("cpu", torch.float32, 0))
+        tensors = [tensor for _, tensor in walk_tensors(result)]
+        assert tensors, operator.name
+        assert all(tensor.isfinite().all() for tensor in tensors), operator.name
         assert operator.summary
         assert operator.rounding
 
@@ -138,3 +151,9 @@ def test_every_cpu_kernel_takes_float32_or_says_why_not():
             reason = kernel.refuses(operator.example("cpu", torch.float32, 0), torch.float32)
             assert isinstance(reason, str)
             assert not reason or "float32" in reason or "no " in reason
+
+
+def test_kernel_on_the_device_is_preferred_to_a_longer_match_without_one(survey):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+    (match,) = survey(model, torch.randn(3, 8)).matches
+    assert match.operator.name == "linear_act"
