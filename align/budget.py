@@ -7,7 +7,7 @@ A node is worse when its relative L2 is above
     n      its number of elements: an error norm over n roundings scatters by 1 / sqrt(2 n), twice that where errors are
            correlated (measured on perturbed runs of the demo: 1.9 times in the middle); 8 / sqrt(n) is four such
            deviations of a difference. Small tensors, as time embeddings, scatter most
-    u      half the gap between 1 and the next value of its dtype: an error that a single rounding may cost is no regression
+    u      half the gap between 1 and the next value of its dtype: what a single rounding may cost is no regression
     floor  what rounding alone explains there, if perturbed runs measured it (policy `auto`)
 
 and better when the accepted error would be worse than the one now. Integers have u = 0. The speed-up is worse when its
@@ -49,7 +49,8 @@ class NodeChange:
     @property
     def line(self) -> str:
         """One line for people."""
-        return one_line(f"{self.key}: {figure(self.now)}, accepted {figure(self.accepted)}, allowed {figure(self.allowed)}")
+        figures = f"{figure(self.now)}, accepted {figure(self.accepted)}, allowed {figure(self.allowed)}"
+        return one_line(f"{self.key}: {figures}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,9 @@ def allowed_error(node: NodeComparison, accepted: float, tolerance: float, floor
     return max(grown, unit_of(node.dtype), floors.get(str(node.key), 0.0))
 
 
-def budget_checks(report: RunReport, accepted: Accepted, gate: GateSettings) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+def budget_checks(
+    report: RunReport, accepted: Accepted, gate: GateSettings
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Checks against the accepted run, and remarks: what got better, and what cannot be compared."""
     found = review(report, accepted, gate.tolerance)
     speed, remarks = _speed(report.timing, accepted, gate.speed_tolerance)
@@ -114,11 +117,24 @@ def budget_checks(report: RunReport, accepted: Accepted, gate: GateSettings) -> 
 def _errors(found: Review) -> Check:
     total = plural(found.compared, "node")
     if not found.compared:
-        return Check("accepted errors", Outcome.CANNOT_TELL, math.nan, 0.0, "no node of this run is in the budget; accept it anew")
+        return Check(
+            "accepted errors",
+            Outcome.CANNOT_TELL,
+            math.nan,
+            0.0,
+            "no node of this run is in the budget; accept it anew",
+        )
     if not found.worse:
         return Check("accepted errors", Outcome.OK, 0.0, 0.0, f"none of {total} is worse than accepted")
     reason = f"{len(found.worse)} of {total} worse than accepted, most at {found.worse[0].line}"
-    return Check("accepted errors", Outcome.MISSED, float(len(found.worse)), 0.0, reason, tuple(change.line for change in found.worse))
+    return Check(
+        "accepted errors",
+        Outcome.MISSED,
+        float(len(found.worse)),
+        0.0,
+        reason,
+        tuple(change.line for change in found.worse),
+    )
 
 
 def _speed(timing: Timing | None, accepted: Accepted, tolerance: float) -> tuple[tuple[Check, ...], tuple[str, ...]]:

@@ -132,7 +132,12 @@ class Executor:
             stack.enter_context(_without_fast_path())
             device.synchronize()
             with wire:
-                return _drive(self.workload, args, kwargs, self.options.steps, wire, device, on_value)
+                outcome = _drive(self.workload, args, kwargs, self.options.steps, wire, device, on_value)
+        if next(walk_tensors((outcome.result, outcome.steps)), None) is None:
+            raise TargetError(
+                f"{self.workload.name} returned no tensor but a {type(outcome.result).__name__}", "return, or yield, tensors: they are what is compared"
+            )
+        return outcome
 
     def _input(self, tensor: torch.Tensor, device: Device, dtype: torch.dtype | None) -> torch.Tensor:
         if tensor.is_floating_point():

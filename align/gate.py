@@ -30,7 +30,9 @@ def run_for_gate(settings: Settings, *, out: Path | None, force: bool, progress:
     policy = settings.gate.policy or settings.judge.policy
     policy_named(policy)
     asked = settings.model_copy(update={"judge": settings.judge.model_copy(update={"policy": policy})})
-    return run_with_settings(asked, roles=("reference", "baseline", "candidate"), out=out, force=force, progress=progress)
+    return run_with_settings(
+        asked, roles=("reference", "baseline", "candidate"), out=out, force=force, progress=progress
+    )
 
 
 def read_for_gate(folder: Path, settings: Settings) -> RunReport:
@@ -44,8 +46,13 @@ def read_for_gate(folder: Path, settings: Settings) -> RunReport:
     if Method.SPREAD in {policy.method, *(chosen.method for _, chosen in overrides)}:
         if policy.name == report.judgement.policy:
             return report  # as it was judged, with the spread that was measured then
-        raise UsageError(f"{folder} holds no perturbed runs, which policy `auto` needs", "run `align gate` anew, or choose another policy")
-    return replace(report, judgement=judge(report.comparison, policy, overrides=overrides, outputs=report.judgement.outputs))
+        raise UsageError(
+            f"{folder} holds no perturbed runs, which policy `auto` needs",
+            "run `align gate` anew, or choose another policy",
+        )
+    return replace(
+        report, judgement=judge(report.comparison, policy, overrides=overrides, outputs=report.judgement.outputs)
+    )
 
 
 def check(report: RunReport, settings: Settings, lock: Path) -> GateResult:
@@ -53,7 +60,11 @@ def check(report: RunReport, settings: Settings, lock: Path) -> GateResult:
     checks = check_limits(report, settings.gate)
     entries = tuple(entry for entry in read_lock(lock) if entry.workload == report.workload)
     if not entries:
-        return GateResult(report, checks, (f"nothing was accepted yet for {report.workload} in {lock}: errors and speed have no budget",))
+        return GateResult(
+            report,
+            checks,
+            (f"nothing was accepted yet for {report.workload} in {lock}: errors and speed have no budget",),
+        )
     entry = find_entry(entries, report.workload, fingerprint(report))
     if entry is None:
         return GateResult(report, (*checks, unknown_environment(report, entries, lock.name)))
@@ -68,12 +79,21 @@ def accept(report: RunReport, settings: Settings, lock: Path) -> GateResult:
     """
     checks = check_limits(report, settings.gate)
     if checks[0].outcome is Outcome.CANNOT_TELL:
-        raise UndecidedError(f"this run cannot be accepted: {checks[0].line}", "mend what it names; a budget has to rest on a run that says something")
+        raise UndecidedError(
+            f"this run cannot be accepted: {checks[0].line}",
+            "mend what it names; a budget has to rest on a run that says something",
+        )
     entries = read_lock(lock)
     fresh = entry_of(report)
     before = find_entry(entries, fresh.workload, fresh.environment)
     write_lock(lock, replace_entry(entries, fresh))
-    said = Check("accepted errors", Outcome.OK, math.nan, math.nan, f"{plural(len(fresh.nodes), 'node')} written to {lock}; commit it")
+    said = Check(
+        "accepted errors",
+        Outcome.OK,
+        math.nan,
+        math.nan,
+        f"{plural(len(fresh.nodes), 'node')} written to {lock}; commit it",
+    )
     if before is None:
         return GateResult(report, (*checks, said))
     change = review(report, before, settings.gate.tolerance)

@@ -39,13 +39,15 @@ def _policy(report: RunReport) -> Check:
     judged = report.judgement
     outcome = {0: Outcome.OK, 1: Outcome.MISSED, 3: Outcome.CANNOT_TELL}[exit_code_of(judged)]
     if judged.policy == "ignore":
-        return Check("policy ignore", Outcome.OK, math.nan, math.nan, "nodes are not judged; limits and the budget decide")
+        return Check(
+            "policy ignore", Outcome.OK, math.nan, math.nan, "nodes are not judged; limits and the budget decide"
+        )
     faults = sum(verdict.status.is_fault and verdict.status is not Status.MISSING for verdict in judged.verdicts)
     reason = one_line(f"{judged.status}, {judged.why}" if judged.why else judged.status)
     return Check(f"policy {judged.policy}", outcome, float(faults), 0.0, reason)
 
 
-# -- errors of nodes ----------------------------------------------------------------------------------------------------
+# -- errors of nodes --------------------------------------------------------------------------------------------------
 
 
 def _errors(nodes: Sequence[NodeComparison], limits: Mapping[str, ErrorLimits]) -> Iterator[Check]:
@@ -60,13 +62,15 @@ def _errors(nodes: Sequence[NodeComparison], limits: Mapping[str, ErrorLimits]) 
             owners[fitting[0]].append(node)
     for glob, limit in limits.items():
         if glob not in named:
-            raise ConfigError(f"[gate.limits] {glob!r} names no node of this run", f"module paths here: {_paths(nodes)}")
+            raise ConfigError(
+                f"[gate.limits] {glob!r} names no node of this run", f"module paths here: {_paths(nodes)}"
+            )
         yield from (_error(glob, owners[glob], metric, allowed) for metric, allowed in limit.stated)
 
 
 def _paths(nodes: Sequence[NodeComparison]) -> str:
     tops = dict.fromkeys(node.key.path.partition(".")[0] for node in nodes if node.key.path)
-    return one_line(", ".join(list(tops)[:8])) or "none but the root (\"/*\")"
+    return one_line(", ".join(list(tops)[:8])) or 'none but the root ("/*")'
 
 
 def _error(glob: str, nodes: Sequence[NodeComparison], metric: str, allowed: float) -> Check:
@@ -76,12 +80,18 @@ def _error(glob: str, nodes: Sequence[NodeComparison], metric: str, allowed: flo
     present = [node for node in nodes if node.pairing is not Pairing.FUSED_AWAY]
     known = [(error, node) for node in present if not math.isnan(error := error_of(node, metric))]
     if not known:
-        why = "a fused kernel hides all its nodes" if not present else f"none of {plural(len(present), 'node')} has this figure"
+        why = (
+            "a fused kernel hides all its nodes"
+            if not present
+            else f"none of {plural(len(present), 'node')} has this figure"
+        )
         return Check(name, Outcome.CANNOT_TELL, math.nan, allowed, f"{why}, limit {figure(allowed)}")
     known.sort(key=lambda item: (-item[0], item[1].order))
     over = [(error, node) for error, node in known if error > allowed]
     worst, where = known[0]
-    rest = f"; {len(over)} of {plural(len(known), 'node')} over it" if over else f"; worst of {plural(len(known), 'node')}"
+    rest = (
+        f"; {len(over)} of {plural(len(known), 'node')} over it" if over else f"; worst of {plural(len(known), 'node')}"
+    )
     blind = f", {len(present) - len(known)} not measured" if len(known) < len(present) else ""
     return Check(
         name, Outcome.MISSED if over else Outcome.OK, worst, allowed,
@@ -110,7 +120,7 @@ def unit_of(dtype: str) -> float:
     return known.format.epsilon / 2 if known is not None and known.format is not None else 0.0
 
 
-# -- time, memory, coverage -----------------------------------------------------------------------------------------------
+# -- time, memory, coverage -------------------------------------------------------------------------------------------
 
 
 def _timed_shapes(report: RunReport) -> tuple[tuple[str, Timing], ...]:
@@ -129,14 +139,22 @@ def _speed(report: RunReport, gate: GateSettings) -> Iterator[Check]:
 
 
 def _untimed(name: str, limit: float) -> Check:
-    return Check(name, Outcome.CANNOT_TELL, math.nan, limit, f"nothing was timed, limit {times(limit)}; run without --no-timing")
+    return Check(
+        name, Outcome.CANNOT_TELL, math.nan, limit, f"nothing was timed, limit {times(limit)}; run without --no-timing"
+    )
 
 
 def _speedup(timing: Timing | None, least: float) -> Check:
     if timing is None:
         return _untimed("speed-up", least)
     outcome = Outcome.OK if timing.low >= least else Outcome.MISSED if timing.high < least else Outcome.CANNOT_TELL
-    return Check("speed-up", outcome, timing.speedup, least, _ratio_reason(timing.speedup, timing, (timing.low, timing.high), f"at least {times(least)}"))
+    return Check(
+        "speed-up",
+        outcome,
+        timing.speedup,
+        least,
+        _ratio_reason(timing.speedup, timing, (timing.low, timing.high), f"at least {times(least)}"),
+    )
 
 
 def _slowdown(label: str, timing: Timing, most: float) -> Check:
@@ -161,7 +179,13 @@ def _memory(report: RunReport, gate: GateSettings) -> Iterator[Check]:
         why = "nothing was timed" if report.timing is None else "this device does not tell its peak"
         yield Check("peak memory", Outcome.CANNOT_TELL, peak, most, f"{why}, at most {nbytes(most)}")
         return
-    yield Check("peak memory", Outcome.OK if peak <= most else Outcome.MISSED, peak, most, f"{nbytes(peak)}, at most {nbytes(most)}")
+    yield Check(
+        "peak memory",
+        Outcome.OK if peak <= most else Outcome.MISSED,
+        peak,
+        most,
+        f"{nbytes(peak)}, at most {nbytes(most)}",
+    )
 
 
 def _coverage(report: RunReport, gate: GateSettings) -> Iterator[Check]:
@@ -169,4 +193,10 @@ def _coverage(report: RunReport, gate: GateSettings) -> Iterator[Check]:
         return
     cover = report.comparison.coverage
     reason = f"{percent(cover.share)} of {plural(cover.nodes, 'node')} compared or fused, at least {percent(gate.min_coverage)}"
-    yield Check("coverage", Outcome.OK if cover.share >= gate.min_coverage else Outcome.MISSED, cover.share, gate.min_coverage, reason)
+    yield Check(
+        "coverage",
+        Outcome.OK if cover.share >= gate.min_coverage else Outcome.MISSED,
+        cover.share,
+        gate.min_coverage,
+        reason,
+    )

@@ -31,7 +31,7 @@ METRICS = tuple(field.name for field in fields(ErrorLimits))
 def read_limits(value: Any) -> dict[str, ErrorLimits]:
     """Read `{"unet.*": 0.02, "head.*": {"max_abs": 0.1}}`; a figure alone limits relative L2. Raises ValueError."""
     if not isinstance(value, Mapping):
-        raise ValueError("write a table of node globs, such as \"unet.*\" = 0.02")
+        raise ValueError('write a table of node globs, such as "unet.*" = 0.02')
     return {str(glob): _read_one(str(glob), limits) for glob, limits in value.items()}
 
 

@@ -22,9 +22,9 @@ def gate_lines(result: GateResult, *, top: int) -> Iterator[str]:
     """Verdict first, then a line a limit with at most `top` more nodes below it, then remarks."""
     yield one_line(f"GATE {result.sentence} (exit {result.exit_code}): {result.report.workload}")
     for check in result.checks:
-        yield f"  {check.outcome:<{_WIDTH}}  {check.line}"
-        yield from (f"  {'':<{_WIDTH}}    {detail}" for detail in check.details[1 : top + 1])
-        if len(check.details) > top + 1:
+        yield f"  {check.outcome:<{_WIDTH}}  {one_line(check.line)}"
+        yield from (f"  {'':<{_WIDTH}}    {one_line(detail)}" for detail in check.details[1 : top + 1])
+        if top and len(check.details) > top + 1:
             yield f"  {'':<{_WIDTH}}    and {len(check.details) - top - 1} more"
     yield from (f"  {'note':<{_WIDTH}}  {one_line(remark)}" for remark in result.remarks)
 
@@ -50,13 +50,13 @@ def gate_junit(result: GateResult, unit: CaseUnit) -> str:
 
 
 def _case(check: Check) -> TestCase:
-    case = TestCase(check.name, classname=_SUITE)
+    case = TestCase(one_line(check.name), classname=_SUITE)
     if check.outcome is Outcome.MISSED:
-        found = Failure(check.reason, check.outcome.value)
-        found.text = "\n".join(check.details)
+        found = Failure(one_line(check.reason), check.outcome.value)
+        found.text = "\n".join(map(one_line, check.details))
         case.result = [found]
     elif check.outcome is Outcome.CANNOT_TELL:
-        case.result = [Skipped(check.reason, check.outcome.value)]
+        case.result = [Skipped(one_line(check.reason), check.outcome.value)]
     return case
 
 
@@ -75,7 +75,9 @@ def gate_annotations(result: GateResult, flavour: Flavour) -> str:
         return text
     kinds = {Outcome.MISSED: "error", Outcome.CANNOT_TELL: "warning"}
     return text + "".join(
-        f"::{kinds[check.outcome]} title=align gate {check.outcome}::{_command(check.line)}\n" for check in result.checks if check.outcome in kinds
+        f"::{kinds[check.outcome]} title=align gate {check.outcome}::{_command(check.line)}\n"
+        for check in result.checks
+        if check.outcome in kinds
     )
 
 

@@ -61,14 +61,21 @@ def read_lock(path: Path) -> tuple[Accepted, ...]:
         body = json.loads(path.read_text(encoding="utf-8"))
         version, entries = body["schema_version"], body["accepted"]
         if version != SCHEMA_VERSION:
-            raise ConfigError(f"{path} has version {version}, this align reads {SCHEMA_VERSION}", "use the align that wrote it, or accept anew")
+            raise ConfigError(
+                f"{path} has version {version}, this align reads {SCHEMA_VERSION}",
+                "use the align that wrote it, or accept anew",
+            )
         return tuple(_entry(entries[name]) for name in sorted(entries))
     except FileNotFoundError:
         return ()
     except OSError as exc:
-        raise ConfigError(f"cannot read {path}: {exc.strerror or exc}", "mend its permissions, or name another --lock") from exc
+        raise ConfigError(
+            f"cannot read {path}: {exc.strerror or exc}", "mend its permissions, or name another --lock"
+        ) from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ConfigError(f"{path} is not a lock file: {exc}", "resolve merge conflicts in it, or delete it and `align gate --accept`") from exc
+        raise ConfigError(
+            f"{path} is not a lock file: {exc}", "resolve merge conflicts in it, or delete it and `align gate --accept`"
+        ) from exc
 
 
 def write_lock(path: Path, entries: Iterable[Accepted]) -> None:
@@ -79,7 +86,9 @@ def write_lock(path: Path, entries: Iterable[Accepted]) -> None:
         fresh.write_text(json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         fresh.replace(path)
     except OSError as exc:
-        raise UsageError(f"cannot write {path}: {exc.strerror or exc}", "name another --lock, or mend its permissions") from exc
+        raise UsageError(
+            f"cannot write {path}: {exc.strerror or exc}", "name another --lock, or mend its permissions"
+        ) from exc
 
 
 def find_entry(entries: Iterable[Accepted], workload: str, environment: Pairs) -> Accepted | None:
@@ -89,7 +98,10 @@ def find_entry(entries: Iterable[Accepted], workload: str, environment: Pairs) -
 
 def replace_entry(entries: Iterable[Accepted], entry: Accepted) -> tuple[Accepted, ...]:
     """The entries with this one in the place of its like."""
-    return (*(other for other in entries if (other.workload, other.environment) != (entry.workload, entry.environment)), entry)
+    return (
+        *(other for other in entries if (other.workload, other.environment) != (entry.workload, entry.environment)),
+        entry,
+    )
 
 
 def differences(ours: Pairs, theirs: Pairs) -> tuple[str, ...]:
@@ -100,7 +112,11 @@ def differences(ours: Pairs, theirs: Pairs) -> tuple[str, ...]:
 
 
 def _object(entry: Accepted) -> dict[str, Any]:
-    timed = {"speed": {"speedup": _short(entry.speedup), "seconds": _short(entry.seconds)}} if entry.speedup == entry.speedup else {}
+    timed = (
+        {"speed": {"speedup": _short(entry.speedup), "seconds": _short(entry.seconds)}}
+        if entry.speedup == entry.speedup
+        else {}
+    )
     return {
         "workload": entry.workload, "environment": dict(entry.environment), "plan": entry.plan,
         "rel_l2": {key: _short(value) for key, value in entry.nodes}, **timed,
@@ -116,4 +132,11 @@ def _entry(body: dict[str, Any]) -> Accepted:
     environment = tuple(sorted((str(name), str(value)) for name, value in body["environment"].items()))
     nodes = tuple(sorted((str(key), float(value)) for key, value in body["rel_l2"].items()))
     nan = float("nan")
-    return Accepted(str(body["workload"]), environment, nodes, str(body["plan"]), float(speed.get("speedup", nan)), float(speed.get("seconds", nan)))
+    return Accepted(
+        str(body["workload"]),
+        environment,
+        nodes,
+        str(body["plan"]),
+        float(speed.get("speedup", nan)),
+        float(speed.get("seconds", nan)),
+    )

@@ -27,15 +27,16 @@ from align.three_way import ROLES, run_three_way
 
 _NEEDS_TIMING = frozenset({"min_speedup", "max_slowdown", "max_memory_bytes"})
 _LISTED = 3
+_FILE = "FILE.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A result with what its explanation needs: the settings, how to name the workload to `align bisect`, and hints."""
+    """A result with what its explanation needs: the settings, the words that name the workload to `align bisect`, hints."""
 
     result: GateResult
     settings: Settings
-    target: str
+    target: tuple[str, ...]
     hints: tuple[str, ...] = ()
 
 
@@ -53,13 +54,17 @@ def check_objects(name: str, folder: Path, workload: Any, candidate: Any, option
         if text and not isinstance(made, str)
     }
     report = run_three_way(settings, run_folder(folder, name, force=False), ROLES, Silent(), find=finder(targets))
-    return Checked(GateResult(report, check_limits(report, settings.gate)), settings, _target_text(workload), _hints(workload))
+    return Checked(
+        GateResult(report, check_limits(report, settings.gate)), settings, _words(workload, candidate), _hints(workload)
+    )
 
 
 def _settings(name: str, workload: Any, candidate: Any, options: dict[str, Any]) -> Settings:
     taken = sorted({"target", "candidate", "plan"} & options.keys())
     if taken:
-        raise UsageError(f"align_check cannot take {', '.join(taken)} as options", "give model and candidate as its first arguments")
+        raise UsageError(
+            f"align_check cannot take {', '.join(taken)} as options", "give model and candidate as its first arguments"
+        )
     told = {"enabled": bool(_NEEDS_TIMING & options.keys())} | options
     texts = {
         "target": workload if isinstance(workload, str) else name,
@@ -68,20 +73,30 @@ def _settings(name: str, workload: Any, candidate: Any, options: dict[str, Any])
     return load_settings(Path(), by_section({**texts, **told}))
 
 
-def _target_text(workload: Any) -> str:
-    """How the command line can name the workload; empty where only this process has it."""
-    if isinstance(workload, str):
-        return workload
-    if inspect.isfunction(workload) and "<" not in workload.__qualname__ and "." not in workload.__qualname__:
-        return f"{os.path.relpath(inspect.getfile(workload))}:{workload.__qualname__}"
-    return ""
+def _words(workload: Any, candidate: Any) -> tuple[str, ...]:
+    """How the command line names workload and candidate."""
+    return (
+        _text_of(workload, "build"),
+        *(("--candidate", _text_of(candidate, "build_fused")) if candidate != () else ()),
+    )
+
+
+def _text_of(made: Any, placeholder: str) -> str:
+    """A target's text; a placeholder where only this process has it."""
+    if isinstance(made, str):
+        return made
+    if inspect.isfunction(made) and made.__qualname__.isidentifier():
+        return f"{os.path.relpath(inspect.getfile(made))}:{made.__name__}"
+    return f"{_FILE}:{placeholder}"
 
 
 def _hints(workload: Any) -> tuple[str, ...]:
     first = workload[0] if isinstance(workload, tuple) and workload else workload
     model = first if isinstance(first, nn.Module) else getattr(first, "model", None)
     if isinstance(model, nn.Module) and model.training:
-        return ("the model is in training mode, where dropout and batch statistics are at work: call model.eval() first",)
+        return (
+            "the model is in training mode, where dropout and batch statistics are at work: call model.eval() first",
+        )
     return ()
 
 
@@ -95,7 +110,10 @@ def explain(checked: Checked) -> str:
     plan = next(row.plan for row in report.roles if row.role == "candidate")
     lines = [
         *gate_lines(result, top=0),
-        *(f"  output    {one_line(item.label)}: relative L2 {item.value}, {item.remark}" for item in output_findings(report)[-_LISTED:]),
+        *(
+            f"  output    {one_line(item.label)}: relative L2 {item.value}, {item.remark}"
+            for item in output_findings(report)[-_LISTED:]
+        ),
         *(f"  worst     {_node(row)}" for row in worst_nodes(report, _LISTED)),
         *(f"  begins    {_node(row)}" for row in origin_rows(report)[:_LISTED]),
         f"  fused     {one_line(fused_line(report.choices))} ({plan.device}, {plan.dtype}; reference cpu, float32)",
@@ -106,17 +124,18 @@ def explain(checked: Checked) -> str:
     return "\n".join(lines)
 
 
-def _bisect(target: str, options: str) -> str:
-    if target:
-        return one_line(f"align bisect {target} {options}")
-    return f"write a function build() in a file that returns (model, inputs), then: align bisect FILE.py:build {options}"
+def _bisect(target: tuple[str, ...], options: str) -> str:
+    command = one_line(f"align bisect {' '.join(target)} {options}")
+    return f"{command} (functions you write, that return (model, inputs))" if _FILE in command else command
 
 
 def _node(row: NodeRow) -> str:
     verdict = row.verdict
     allowed = f"; {verdict.metric} {figure(verdict.value)}, allowed {figure(verdict.limit)}" if verdict.metric else ""
     baseline = f", {against_baseline(row)}" if row.node.baseline is not None else ""
-    return one_line(f"{row.node.key}: {row.status}, relative L2 {figure(row.candidate_error)}{baseline}, max abs {figure(row.max_abs)}{allowed}")
+    return one_line(
+        f"{row.node.key}: {row.status}, relative L2 {figure(row.candidate_error)}{baseline}, max abs {figure(row.max_abs)}{allowed}"
+    )
 
 
 def failures(checked: Checked) -> Iterator[str]:

@@ -154,16 +154,19 @@ class _Totals:
     def __init__(self, pair: Pair, grid: _Grid) -> None:
         self._pair = pair
         self._grid = grid
-        self._fine = np.zeros(dk.FINE_BINS, np.int64)
-        self._over = np.zeros(dk.FINE_BINS, np.int64)
+        self._fine: Counts = np.zeros(0, np.int64)
+        self._over: Counts = np.zeros(0, np.int64)
         self._inner = np.zeros(grid.period)
         self._outer = np.zeros(-(-pair.count // grid.period))
         self._worst: list[tuple[float, int, float, float]] = []
 
     def add(self, task: Task, part: _Part) -> None:
         """Add the part of the next task."""
-        self._fine += part.fine
-        self._over += part.over
+        if self._fine.size:
+            self._fine += part.fine
+            self._over += part.over
+        else:
+            self._fine, self._over = part.fine, part.over
         self._inner += part.inner
         line = task.place // self._grid.period
         self._outer[line : line + len(part.outer)] += part.outer
@@ -184,18 +187,20 @@ class _Totals:
         return ErrorDetail(self._histogram(), self._quantiles(), worst, self._axes())
 
     def _histogram(self) -> tuple[int, ...]:
-        _, lookup = _tables()
-        bins = len(histogram_edges())
-        counts = np.bincount(lookup, weights=self._fine - self._over, minlength=bins)
-        counts[1:] += np.bincount(lookup, weights=self._over, minlength=bins)[:-1]
+        bins, used = len(histogram_edges()), np.flatnonzero(self._fine)
+        groups, over = _tables()[1][used], self._over[used]
+        counts = np.bincount(groups, weights=self._fine[used] - over, minlength=bins)
+        counts[1:] += np.bincount(groups, weights=over, minlength=bins)[:-1]
         return tuple(int(count) for count in counts)
 
     def _quantiles(self) -> tuple[tuple[float, float], ...]:
-        total, largest = int(self._fine.sum()), -self._worst[0][0] if self._worst else 0.0
-        if not total:
+        used = np.flatnonzero(self._fine)
+        if not used.size:
             return tuple((p, 0.0) for p in PROBABILITIES)
-        at = np.searchsorted(np.cumsum(self._fine), [math.ceil(p * total) for p in PROBABILITIES])
-        found = [0.0 if index == 0 else (_fine_edge(int(index)) + _fine_edge(int(index) + 1)) / 2 for index in at]
+        reached = np.cumsum(self._fine[used])
+        largest = -self._worst[0][0] if self._worst else 0.0
+        bins = used[np.searchsorted(reached, [math.ceil(p * int(reached[-1])) for p in PROBABILITIES])].tolist()
+        found = [0.0 if index == 0 else (_fine_edge(index) + _fine_edge(index + 1)) / 2 for index in bins]
         return tuple(
             (p, largest if p == 1.0 else min(value, largest)) for p, value in zip(PROBABILITIES, found, strict=True)
         )

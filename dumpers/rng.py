@@ -15,7 +15,8 @@ from align.dumpers.wire import PASS, Call, Tap
 _FACTORIES = frozenset({"rand", "randn", "randint", "randperm", "normal"})
 _LIKE = frozenset({"rand_like", "randn_like", "randint_like"})
 _IN_PLACE = frozenset({
-    "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_", "kaiming_uniform_",
+    "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_",
+    "kaiming_uniform_",  # of torch.nn.init, whose others are seen as the tensor methods they call
 })  # fmt: skip
 _FROM_VALUES = frozenset({"bernoulli", "multinomial", "poisson"})
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
@@ -59,6 +60,8 @@ class AlignRandom(Tap):
         drawn = call.func(*args, generator=self._generator, **{name: _host(v) for name, v in kwargs.items()})
         if device is None:
             device = next((a.device for a in call.args if isinstance(a, torch.Tensor)), torch.get_default_device())
+        if call.op == "rand":
+            drawn = self._below_one(drawn)
         result = self._deliver(drawn, device, dtype or drawn.dtype)
         return out.copy_(result) if out is not None else result
 
@@ -71,15 +74,16 @@ class AlignRandom(Tap):
             bounds = [a for a in call.args[1:]] or [call.kwargs[n] for n in ("low", "high") if n in call.kwargs]
             low, high = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
             return self._deliver(torch.randint(low, high, shape, generator=self._generator), device, dtype)
-        draw = torch.rand if call.op == "rand_like" else torch.randn
-        return self._deliver(draw(shape, generator=self._generator), device, dtype)
+        if call.op == "rand_like":
+            return self._deliver(self._below_one(torch.rand(shape, generator=self._generator)), device, dtype)
+        return self._deliver(torch.randn(shape, generator=self._generator), device, dtype)
 
     def _in_place(self, call: Call) -> torch.Tensor:
         target: torch.Tensor = call.args[0]
         kwargs = {name: _host(v) for name, v in call.kwargs.items() if name != "generator"}
         work = torch.float32 if target.is_floating_point() else target.dtype
         scratch = torch.zeros(target.shape, dtype=work)
-        getattr(scratch, call.op)(*(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs)
+        call.func(scratch, *(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs)
         target.copy_(self._deliver(scratch, target.device, target.dtype))
         return target
 
@@ -104,8 +108,13 @@ class AlignRandom(Tap):
         keep = torch.rand(shape, generator=self._generator) >= probability
         self.draws += 1
         scale = 0.0 if probability == 1.0 else 1.0 / (1.0 - probability)
-        mask = keep.to(source.device, source.dtype) * scale
-        return source.mul_(mask) if arguments.get("inplace", False) else source * mask
+        mask = keep.to(source.device, source.dtype)
+        # the scale stays a Python number: rounded to bfloat16 it would be off by as much as 0.4 %
+        return source.mul_(mask).mul_(scale) if arguments.get("inplace", False) else source * mask * scale
+
+    def _below_one(self, drawn: torch.Tensor) -> torch.Tensor:
+        """Uniform draws that stay below 1 when they are rounded, as those of torch do: models take logarithms of 1 - u."""
+        return drawn.clamp(max=1.0 - torch.finfo(self._rounding).eps / 2)
 
     def _deliver(self, drawn: torch.Tensor, device: Any, dtype: torch.dtype) -> torch.Tensor:
         self.draws += 1

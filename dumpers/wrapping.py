@@ -24,10 +24,8 @@ class Wrapped:
     """Stands for one attribute of a module, `forward` as a rule, and hands its calls to the wire.
 
     It is transparent: attributes are the original's, and a copy or pickle of the module holds the original. Once the
-    wire is closed it does nothing, should somebody have kept it.
+    wire is closed it does nothing, should somebody have kept it. Not slotted: torch.compile guards on its `__dict__`.
     """
-
-    __slots__ = ("_is_own", "_name", "frame", "is_sealed", "module", "original", "path", "wire")
 
     def __init__(self, wire: Wire, module: nn.Module, path: str, name: str) -> None:
         self.wire = wire
@@ -72,8 +70,6 @@ class Wrapped:
 
 class WrappedWithHooks(Wrapped):
     """Stands for `_call_impl` of a module that has hooks: forward begins the call, this ends it."""
-
-    __slots__ = ("_forward",)
 
     def __init__(self, wire: Wire, module: nn.Module, path: str) -> None:
         super().__init__(wire, module, path, "_call_impl")

@@ -20,18 +20,32 @@ _GITLAB_FILE = Path("gl-code-quality-report.json")
 
 def gate(
     target: Target = "",
-    run: Annotated[Path | None, typer.Option("--run", help="judge this run folder instead of running anything", show_default=False)] = None,
-    accept: Annotated[bool, typer.Option("--accept", help="write this run's errors and speed as the accepted budget")] = False,
-    lock: Annotated[Path | None, typer.Option(help="the budget; align.lock.json by default", show_default=False)] = None,
-    policy: Annotated[str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard, cosine, auto or ignore", show_default=False)] = "",
-    limit: Annotated[list[str], typer.Option("--limit", help="node glob = largest relative L2; GLOB:max_abs=0.1", show_default=False)] = [],
+    run: Annotated[
+        Path | None, typer.Option("--run", help="judge this run folder instead of running anything", show_default=False)
+    ] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="write this run's errors and speed as the accepted budget")
+    ] = False,
+    lock: Annotated[
+        Path | None, typer.Option(help="the budget; align.lock.json by default", show_default=False)
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard, cosine, auto or ignore", show_default=False)
+    ] = "",
+    limit: Annotated[
+        list[str], typer.Option("--limit", help="node glob = largest relative L2; GLOB:max_abs=0.1", show_default=False)
+    ] = [],
     min_speedup: Annotated[float, typer.Option(help="least speed-up over the baseline; 0 is no limit")] = 0.0,
-    max_slowdown: Annotated[float, typer.Option(help="most seconds over the baseline's, as a ratio; 0 is no limit")] = 0.0,
+    max_slowdown: Annotated[
+        float, typer.Option(help="most seconds over the baseline's, as a ratio; 0 is no limit")
+    ] = 0.0,
     max_memory_bytes: Annotated[int, typer.Option(help="most peak memory of the candidate; 0 is no limit")] = 0,
     min_coverage: Annotated[float, typer.Option(help="least share of nodes compared; 0 is no limit")] = 0.0,
     candidate: Annotated[str, typer.Option(help="your own fused variant: file.py:function", show_default=False)] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or npu", show_default=False)] = "",
-    plan: Annotated[Path | None, typer.Option(help="run the choices of a plan file as the candidate", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="run the choices of a plan file as the candidate", show_default=False)
+    ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32, or as-built", show_default=False)] = "",
     fuse: Fuse = [],
     no_fuse: NoFuse = [],
@@ -39,13 +53,20 @@ def gate(
     steps: Annotated[int, typer.Option(help="steps of the loop; 0 leaves it to the workload")] = 0,
     seed: Annotated[int, typer.Option(help="seed of weights and random numbers")] = 0,
     no_timing: Annotated[bool, typer.Option("--no-timing", help="skip timing")] = False,
-    out: Annotated[Path | None, typer.Option(help="run folder; made anew under align_runs/ by default", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; made anew under align_runs/ by default", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing run folder")] = False,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML", show_default=False)] = None,
-    cases: Annotated[Literal["node", "site"], typer.Option(help="what a test case of the JUnit file stands for")] = "node",
+    cases: Annotated[
+        Literal["node", "site"], typer.Option(help="what a test case of the JUnit file stands for")
+    ] = "node",
     sarif: Annotated[Path | None, typer.Option(help="write SARIF", show_default=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="write a Markdown summary", show_default=False)] = None,
-    annotations: Annotated[str, typer.Option(help="github (stdout and the job's summary) or gitlab (a Code Quality file)", show_default=False)] = "",
+    annotations: Annotated[
+        str,
+        typer.Option(help="github (stdout and the job's summary) or gitlab (a Code Quality file)", show_default=False),
+    ] = "",
     top: Annotated[int, typer.Option(help="how many nodes to list below a missed limit")] = 5,
     config: Config = Path("align.toml"),
     json: Json = False,
@@ -83,7 +104,10 @@ def _limits(texts: list[str]) -> dict[str, dict[str, float]]:
         try:
             glob, figure = parse_limit(text)
         except ValueError as exc:
-            raise UsageError(f"--limit: {exc}", f"write GLOB=0.02 (relative L2) or GLOB:metric=value, metric one of {', '.join(METRICS)}") from exc
+            raise UsageError(
+                f"--limit: {exc}",
+                f"write GLOB=0.02 (relative L2) or GLOB:metric=value, metric one of {', '.join(METRICS)}",
+            ) from exc
         limits.setdefault(glob, {}).update(figure)
     return limits
 
@@ -94,7 +118,10 @@ def _refuse(how: dict[str, Any], out: Path | None, *, no_timing: bool) -> None:
 
     said = [*how, *(["out"] if out is not None else []), *(["no-timing"] if no_timing else [])]
     if said:
-        raise UsageError(f"--run judges a run that was made already; it cannot take {', '.join(said)}", "leave them out, or leave out --run")
+        raise UsageError(
+            f"--run judges a run that was made already; it cannot take {', '.join(said)}",
+            "leave them out, or leave out --run",
+        )
 
 
 def _flavour(name: str) -> Any:
@@ -106,7 +133,9 @@ def _flavour(name: str) -> Any:
     return Flavour(name) if name else None
 
 
-def _judged(settings: Settings, run: Path | None, out: Path | None, *, is_accepted: bool, is_forced: bool, is_silent: bool) -> GateResult:
+def _judged(
+    settings: Settings, run: Path | None, out: Path | None, *, is_accepted: bool, is_forced: bool, is_silent: bool
+) -> GateResult:
     from align import gate as gating
 
     if run is not None:
@@ -140,7 +169,9 @@ def _write_file(path: Path, text: str, mode: Literal["a", "w"]) -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as exc:
-        raise UsageError(f"cannot write {path}: {exc.strerror or exc}", "name another file, or mend its permissions") from exc
+        raise UsageError(
+            f"cannot write {path}: {exc.strerror or exc}", "name another file, or mend its permissions"
+        ) from exc
 
 
 def _tell(result: GateResult, *, top: int, is_json: bool, is_quiet: bool) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 
@@ -51,6 +53,17 @@ class Device(abc.ABC):
 
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
+
+    has_own_clock = False
+    """Whether the device works beside the host, so that its time must be taken by marks in its own order of work."""
+
+    def mark(self) -> Any:
+        """Note the moment at which the device gets here in its order of work; nothing waits for it."""
+        return time.perf_counter()
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Seconds from one mark to another; `synchronize` first."""
+        return float(end - start)
 
     def reset_peak_memory(self) -> None:
         """Start measuring the peak anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -28,6 +29,16 @@ class Cuda(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    has_own_clock = True
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3
 
     def reset_peak_memory(self) -> None:
         torch.cuda.reset_peak_memory_stats()

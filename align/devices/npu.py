@@ -25,7 +25,8 @@ def load_torch_npu() -> Any:
     except Exception as exc:  # without CANN the import fails in many ways: OSError, ImportError, RuntimeError
         home = os.environ.get("ASCEND_HOME_PATH", "unset")
         raise DeviceError(
-            f"torch_npu cannot be loaded (ASCEND_HOME_PATH {home}): {exc}", "install CANN and source its set_env.sh, then try again"
+            f"torch_npu cannot be loaded (ASCEND_HOME_PATH {home}): {exc}",
+            "install CANN and source its set_env.sh, then try again",
         ) from exc
 
 
@@ -52,6 +53,16 @@ class Npu(Device):
     def synchronize(self) -> None:
         self._npu.synchronize()
 
+    has_own_clock = True
+
+    def mark(self) -> Any:
+        event = self._npu.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3
+
     def reset_peak_memory(self) -> None:
         self._npu.reset_peak_memory_stats()
 
@@ -72,7 +83,7 @@ class Npu(Device):
         return {flag.name: flag for flag in npu_flags(self._npu)}
 
     def prepare(self, wanted: Mapping[str, str]) -> None:
-        """Set what can be set only before the first operation; to be called in a fresh process before a model is placed."""
+        """Set what can be set only before the first operation: call it in a fresh process, before a model is placed."""
         known = self.flags()
         for name, value in wanted.items():
             if known[name].when is not When.ANY_TIME:

@@ -62,7 +62,7 @@ def process_environment(flags: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value != DEFAULT}
 
 
-# -- options ------------------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 def _option(name: str) -> str:
@@ -94,7 +94,7 @@ def _cube_math_type(npu: Any) -> Flag:
 
 
 def _internal_format() -> Flag:
-    """FRACTAL_NZ and its like; it concerns tensors made from then on. torch.npu.config cannot be read, the option can."""
+    """FRACTAL_NZ and its like, for tensors made from then on; torch.npu.config cannot be read, the option can."""
     return Flag(
         "npu.allow_internal_format", ("on", "off"), "off", When.ANY_TIME,
         lambda: "on" if _option("ALLOW_INTERNAL_FORMAT") == "enable" else "off",
@@ -109,7 +109,7 @@ def _jit_compile(npu: Any) -> str:
     return "off" if npu.is_jit_compile_false() else "on"
 
 
-# -- before the first operation -----------------------------------------------------------------------------------------
+# -- before the first operation ----------------------------------------------------------------------------------------
 
 
 def _before_first_operation(npu: Any) -> Iterator[Flag]:
@@ -122,12 +122,12 @@ def _before_first_operation(npu: Any) -> Iterator[Flag]:
         write = _latched(npu, name, read, lambda value, option=option: npu.set_option({option: value}))  # type: ignore[misc]
         yield Flag(name, (DEFAULT, *values), exact, When.BEFORE_FIRST_OP, read, write)
     name = "npu.mm_bmm_format_nd"
-    yield Flag(
-        name, ("on", "off"), "on", When.BEFORE_FIRST_OP, lambda: "on" if npu.get_mm_bmm_format_nd() else "off",
-        _latched(
-            npu, name, lambda: "on" if npu.get_mm_bmm_format_nd() else "off", lambda value: npu.set_mm_bmm_format_nd(value == "on")
-        ),
-    )  # fmt: skip
+
+    def read_format() -> str:
+        return "on" if npu.get_mm_bmm_format_nd() else "off"
+
+    write = _latched(npu, name, read_format, lambda value: npu.set_mm_bmm_format_nd(value == "on"))
+    yield Flag(name, ("on", "off"), "on", When.BEFORE_FIRST_OP, read_format, write)
     name = "npu.deterministic"
     yield Flag(
         name, ("on", "off"), "on", When.BEFORE_FIRST_OP, _deterministic,
@@ -159,7 +159,7 @@ def _latched(npu: Any, name: str, read: Callable[[], str], write: Callable[[str]
     return guarded
 
 
-# -- at process start ---------------------------------------------------------------------------------------------------
+# -- at process start --------------------------------------------------------------------------------------------------
 
 
 def _variable(variable: str, values: tuple[str, ...], usual: str) -> Flag:
@@ -169,7 +169,7 @@ def _variable(variable: str, values: tuple[str, ...], usual: str) -> Flag:
     def write(value: str) -> None:
         if value != read():
             raise UsageError(
-                f"flag {_ENVIRONMENT}{variable} is {read()!r} and can be set only when the process starts, not to {value!r} now",
+                f"flag {_ENVIRONMENT}{variable} is {read()!r} and can be set only at process start, not to {value!r} now",
                 f"start with {variable}={value} in the environment",
             )
 

@@ -10,7 +10,7 @@ from align.operators.base import Match, Operator, Take
 
 
 def behind_add(operator: Operator, norm: Match, record: CallRecord, graph: CallGraph) -> Match | None:
-    """The norm's match with `x` replaced by `x1` and `x2`, if its input is the plain sum of two tensors of one shape."""
+    """The norm's match with `x` replaced by `x1` and `x2`, if its input is a plain sum of two tensors of one shape."""
     place = norm.binding["x"]
     reader = graph.record(record.step, place.call) if isinstance(place, Take) else None
     add = graph.maker(Take.of(place, reader)) if isinstance(place, Take) and reader is not None else None

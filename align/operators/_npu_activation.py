@@ -7,7 +7,6 @@ aten's own GELU ignores `approximate` on an NPU, so the forms here are written o
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.operators._gated import joined
+from align.operators._gelu import gelu_primitive, gelu_sigmoid
 from align.operators._npu_call import draw, drawn, refuse_rest, run_npu, widest, written
 from align.operators._npu_norm import refuses_dtype
 from align.operators.base import Bound, Kernel, Operator
@@ -23,41 +23,7 @@ from align.operators.base import Bound, Kernel, Operator
 HIDDEN = -10000.0  # what npu_scaled_masked_softmax puts in place of hidden scores: finite, so a full row is uniform
 
 
-# -- primitive forms ---------------------------------------------------------------------------------------------------
-
-
-def gelu_erf(x: Tensor) -> Tensor:
-    """x / 2 * (1 + erf(x / sqrt(2))), one primitive call a step."""
-    return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), one primitive call a step."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-def gelu_primitive(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU by erf ("none") or tanh in primitive calls: nothing a device could run fused."""
-    return gelu_tanh(x) if approximate == "tanh" else gelu_erf(x)
-
-
-def plain_gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """F.gelu where it does what it says; in primitive calls on an NPU, where it is one fused tanh kernel."""
-    return gelu_primitive(x, approximate) if x.device.type == "npu" else F.gelu(x, approximate=approximate)
-
-
-def gelu_sigmoid(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), the "fast" GELU."""
-    return x * torch.sigmoid(1.702 * x)
-
-
 # -- the canonical operators' kernels ----------------------------------------------------------------------------------
-
-
-def fused_gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """npu_gelu honours `approximate`, unlike aten's GELU there."""
-    result: Tensor = run_npu("npu_gelu", x, approximate=approximate)
-    return result
 
 
 def fused_swiglu(
@@ -94,12 +60,8 @@ def refuses_masked_softmax(bound: Bound, dtype: torch.dtype) -> str:
     return refuses_dtype(bound, dtype)
 
 
-NPU_GELU_KERNEL = Kernel(fused_gelu, "npu_gelu", refuses_dtype)
 NPU_SWIGLU_KERNEL = Kernel(fused_swiglu, "npu_swiglu", refuses_dtype)
 NPU_GEGLU_KERNEL = Kernel(fused_geglu, "npu_geglu", refuses_dtype)
-NPU_MASKED_SOFTMAX_KERNEL = Kernel(
-    fused_masked_softmax, "npu_scaled_masked_softmax (hides with -10000)", refuses_masked_softmax
-)
 
 
 # -- unfused forms -----------------------------------------------------------------------------------------------------
@@ -160,7 +122,7 @@ def clipped_swiglu(
     interleaved: bool = True,
     **rest: Any,
 ) -> Tensor:
-    """npu_clipped_swiglu (gpt-oss): gate * sigmoid(alpha * gate) * (up + bias), both clamped; even and odd by default."""
+    """npu_clipped_swiglu (gpt-oss): gate * sigmoid(alpha * gate) * (up + bias), both clamped; even and odd places."""
     refuse_rest("npu_clipped_swiglu", rest)
     last = x.movedim(dim, -1)
     gate, up = (last[..., ::2], last[..., 1::2]) if interleaved else last.chunk(2, dim=-1)
@@ -209,7 +171,13 @@ def _softmax_entry(op: str, unfused: Any, example: Any) -> Operator:
 
 NPU_OPERATORS: tuple[Operator, ...] = (
     written("npu_swiglu", swiglu, name="swiglu", rounding="after SiLU and after the product", example=_ONE),
-    written("npu_clipped_swiglu", clipped_swiglu, name="swiglu", rounding=_STEPS, example=drawn(_WIDE, names="x", interleaved=False)),
+    written(
+        "npu_clipped_swiglu",
+        clipped_swiglu,
+        name="swiglu",
+        rounding=_STEPS,
+        example=drawn(_WIDE, names="x", interleaved=False),
+    ),
     written("npu_geglu", geglu, name="geglu", rounding=_STEPS, example=_ONE),
     written("npu_gelu_mul", gelu_mul, name="geglu", rounding=_STEPS, example=_ONE),
     written("npu_gelu", gelu, name="gelu", rounding=_STEPS, example=_ONE),
@@ -220,7 +188,8 @@ NPU_OPERATORS: tuple[Operator, ...] = (
     written("npu_mish", mish, name="mish", rounding=_STEPS, example=_ONE),
     _softmax_entry("npu_scaled_masked_softmax", scaled_masked_softmax, _masked_example),
     _softmax_entry(
-        "npu_masked_softmax_with_rel_pos_bias", softmax_with_bias,
+        "npu_masked_softmax_with_rel_pos_bias",
+        softmax_with_bias,
         drawn((2, 2, 4, 16, 16), (2, 1, 16, 16), (1, 1, 4, 16, 16), names="x atten_mask relative_pos_bias"),
     ),
-)  # fmt: skip
+)

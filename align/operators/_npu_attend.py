@@ -1,4 +1,4 @@
-"""Attention on [batch, heads, sequence, size] tensors in primitive calls: the core of every unfused form of torch_npu's.
+"""Attention on [batch, heads, sequence, size] tensors in primitive calls: the core of torch_npu's unfused forms.
 
 A row hidden throughout averages V, as on the device, unless zeros are asked for; nothing here turns into NaN.
 """

@@ -39,7 +39,9 @@ def run_npu(op: str, *args: Any, **kwargs: Any) -> Any:
 
 def refuse_rest(op: str, rest: Mapping[str, Any]) -> None:
     """Raise UndecidedError if an argument is set that the unfused form does not know."""
-    used = sorted(name for name, value in rest.items() if isinstance(value, Tensor) or value not in (None, False, 0, ""))
+    used = sorted(
+        name for name, value in rest.items() if isinstance(value, Tensor) or value not in (None, False, 0, "")
+    )
     if used:
         raise UndecidedError(
             f"torch_npu.{op} is called with {', '.join(used)}, which its unfused form in the catalog does not know",

@@ -55,8 +55,8 @@ def conv3d(
 
 
 def conv_transpose2d(
-    input_: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], output_padding: Sequence[int], stride: Sequence[int],
-    dilation: Sequence[int], groups: int,
+    input_: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], output_padding: Sequence[int],
+    stride: Sequence[int], dilation: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip
     """npu_conv_transpose2d: padding and output_padding come before the stride."""
     return F.conv_transpose2d(
@@ -77,8 +77,9 @@ def format_cast(input_: Tensor, acl_format: Any, *, customize_dtype: Any = None,
     return input_.view_as(input_)
 
 
-def format_cast_in_place(input_: Tensor, src: Any) -> Tensor:
+def format_cast_in_place(input_: Tensor, src: Any, **rest: Any) -> Tensor:
     """npu_format_cast_: the tensor itself."""
+    refuse_rest("npu_format_cast_", rest)
     return input_
 
 
@@ -117,23 +118,68 @@ _ONCE = "after the sum of products"
 _NONE = "none: values only move"
 
 NPU_OPERATORS: tuple[Operator, ...] = (
-    written("npu_linear", linear, name="linear", rounding=_ONCE, example=drawn((5, 32), (16, 32), (16,), names="input_ weight bias")),
-    written("npu_bmmV2", bmm_v2, name="bmm", rounding=_ONCE, example=drawn((2, 5, 16), (2, 16, 7), names="input_ mat2", output_sizes=[])),
     written(
-        "npu_conv2d", conv2d, name="conv2d", rounding=_ONCE,
+        "npu_linear",
+        linear,
+        name="linear",
+        rounding=_ONCE,
+        example=drawn((5, 32), (16, 32), (16,), names="input_ weight bias"),
+    ),
+    written(
+        "npu_bmmV2",
+        bmm_v2,
+        name="bmm",
+        rounding=_ONCE,
+        example=drawn((2, 5, 16), (2, 16, 7), names="input_ mat2", output_sizes=[]),
+    ),
+    written(
+        "npu_conv2d",
+        conv2d,
+        name="conv2d",
+        rounding=_ONCE,
         example=drawn((1, 4, 8, 8), (6, 4, 3, 3), (6,), names="input_ weight bias", **_SLIDE),
     ),
     written("npu_conv3d", conv3d, name="conv3d", rounding=_ONCE, example=_conv3d_example),
     written(
-        "npu_conv_transpose2d", conv_transpose2d, name="conv_transpose2d", rounding=_ONCE,
+        "npu_conv_transpose2d",
+        conv_transpose2d,
+        name="conv_transpose2d",
+        rounding=_ONCE,
         example=drawn((1, 4, 8, 8), (4, 6, 3, 3), (6,), names="input_ weight bias", output_padding=[0, 0], **_SLIDE),
     ),
     written(
-        "npu_confusion_transpose", confusion_transpose, name="transpose_reshape", rounding=_NONE,
+        "npu_confusion_transpose",
+        confusion_transpose,
+        name="transpose_reshape",
+        rounding=_NONE,
         example=drawn((2, 3, 4), names="input_", perm=[1, 0, 2], shape=[3, 8], transpose_first=True),
     ),
-    written("npu_format_cast", format_cast, name="format_cast", rounding=_NONE, example=drawn((2, 3), names="input_", acl_format=2)),
-    written("npu_format_cast_", format_cast_in_place, name="format_cast", rounding=_NONE, example=drawn((2, 3), names="input_", src=2)),
-    written("npu_dtype_cast", dtype_cast, name="dtype_cast", rounding="once", example=drawn((2, 3), names="input_", dtype=torch.float16)),
-    written("npu_transpose", transpose, name="transpose_reshape", rounding=_NONE, example=drawn((2, 3, 4), names="input_", perm=[2, 0, 1])),
-)  # fmt: skip
+    written(
+        "npu_format_cast",
+        format_cast,
+        name="format_cast",
+        rounding=_NONE,
+        example=drawn((2, 3), names="input_", acl_format=2),
+    ),
+    written(
+        "npu_format_cast_",
+        format_cast_in_place,
+        name="format_cast",
+        rounding=_NONE,
+        example=drawn((2, 3), names="input_", src=2),
+    ),
+    written(
+        "npu_dtype_cast",
+        dtype_cast,
+        name="dtype_cast",
+        rounding="once",
+        example=drawn((2, 3), names="input_", dtype=torch.float16),
+    ),
+    written(
+        "npu_transpose",
+        transpose,
+        name="transpose_reshape",
+        rounding=_NONE,
+        example=drawn((2, 3, 4), names="input_", perm=[2, 0, 1]),
+    ),
+)

@@ -67,15 +67,16 @@ def _infer_batch(
 def fused_infer(
     query: Tensor, key: Tensor, value: Tensor, *, pse_shift: Tensor | None = None, atten_mask: Tensor | None = None,
     actual_seq_lengths: Any = None, actual_seq_lengths_kv: Any = None, num_heads: int = 1, scale: float = 1.0,
-    pre_tokens: int = ALL_TOKENS, next_tokens: int = ALL_TOKENS, input_layout: str = "BSH", num_key_value_heads: int = 0,
-    sparse_mode: int = 0, inner_precise: int = 0, softmax_lse_flag: bool = False, **rest: Any,
+    pre_tokens: int = ALL_TOKENS, next_tokens: int = ALL_TOKENS, input_layout: str = "BSH",
+    num_key_value_heads: int = 0, sparse_mode: int = 0, inner_precise: int = 0, softmax_lse_flag: bool = False,
+    **rest: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """npu_fused_infer_attention_score without paging or quantisation; TND lengths are cumulative."""
     refuse_rest("npu_fused_infer_attention_score", rest)
     window = {"sparse_mode": sparse_mode, "before": pre_tokens, "after": next_tokens}
     asked = _Inference(
-        scale, num_heads, num_key_value_heads, input_layout, window, (actual_seq_lengths, actual_seq_lengths_kv), pse_shift, None,
-        inner_precise in (2, 3),
+        scale, num_heads, num_key_value_heads, input_layout, window, (actual_seq_lengths, actual_seq_lengths_kv),
+        pse_shift, None, inner_precise in (2, 3),
     )  # fmt: skip
     result, log_sum = _infer(query, key, value, atten_mask, asked)
     return result, log_sum if softmax_lse_flag else log_sum.new_empty(0)
@@ -83,16 +84,17 @@ def fused_infer(
 
 def fused_infer_v2(
     query: Tensor, key: Tensor, value: Tensor, *, pse_shift: Tensor | None = None, atten_mask: Tensor | None = None,
-    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, learnable_sink: Tensor | None = None, num_query_heads: int = 1,
-    num_key_value_heads: int = 0, softmax_scale: float = 1.0, pre_tokens: int = ALL_TOKENS, next_tokens: int = ALL_TOKENS,
-    input_layout: str = "BSH", sparse_mode: int = 0, inner_precise: int = 0, return_softmax_lse: bool = False, **rest: Any,
+    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, learnable_sink: Tensor | None = None,
+    num_query_heads: int = 1, num_key_value_heads: int = 0, softmax_scale: float = 1.0, pre_tokens: int = ALL_TOKENS,
+    next_tokens: int = ALL_TOKENS, input_layout: str = "BSH", sparse_mode: int = 0, inner_precise: int = 0,
+    return_softmax_lse: bool = False, **rest: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """npu_fused_infer_attention_score_v2: the first one under other names, with a learnable sink."""
     refuse_rest("npu_fused_infer_attention_score_v2", rest)
     window = {"sparse_mode": sparse_mode, "before": pre_tokens, "after": next_tokens}
     asked = _Inference(
-        softmax_scale, num_query_heads, num_key_value_heads, input_layout, window, (actual_seq_qlen, actual_seq_kvlen), pse_shift,
-        learnable_sink, inner_precise in (2, 3),
+        softmax_scale, num_query_heads, num_key_value_heads, input_layout, window, (actual_seq_qlen, actual_seq_kvlen),
+        pse_shift, learnable_sink, inner_precise in (2, 3),
     )  # fmt: skip
     result, log_sum = _infer(query, key, value, atten_mask, asked)
     return result, log_sum if return_softmax_lse else log_sum.new_empty(0)
@@ -100,8 +102,9 @@ def fused_infer_v2(
 
 def prompt_flash(
     query: Tensor, key: Tensor, value: Tensor, *, atten_mask: Tensor | None = None, pse_shift: Tensor | None = None,
-    actual_seq_lengths: Any = None, num_heads: int = 1, scale_value: float = 1.0, pre_tokens: int = ALL_TOKENS, next_tokens: int = 0,
-    input_layout: str = "BSH", num_key_value_heads: int = 0, actual_seq_lengths_kv: Any = None, sparse_mode: int = 0, **rest: Any,
+    actual_seq_lengths: Any = None, num_heads: int = 1, scale_value: float = 1.0, pre_tokens: int = ALL_TOKENS,
+    next_tokens: int = 0, input_layout: str = "BSH", num_key_value_heads: int = 0, actual_seq_lengths_kv: Any = None,
+    sparse_mode: int = 0, **rest: Any,
 ) -> Tensor:  # fmt: skip
     """npu_prompt_flash_attention: next_tokens is 0 by default, so a mask given in mode 0 hides the future on top."""
     refuse_rest("npu_prompt_flash_attention", rest)

@@ -26,12 +26,16 @@ def to_heads(tensor: Tensor, layout: str, heads: int) -> Tensor:
     if layout == "BSND":
         return tensor.permute(0, 2, 1, 3)
     if layout == "BSH":
-        return tensor.unflatten(-1, (heads, -1)).permute(0, 2, 1, 3)
+        return _by_head(tensor, heads).permute(0, 2, 1, 3)
     if layout == "SBH":
-        return tensor.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+        return _by_head(tensor, heads).permute(1, 2, 0, 3)
     if layout == "TND":
         return tensor.permute(1, 0, 2)[None]
     raise UndecidedError(f"attention layout {layout!r} has no unfused form", "use BSH, SBH, BSND, BNSD or TND")
+
+
+def _by_head(tensor: Tensor, heads: int) -> Tensor:
+    return tensor.reshape(*tensor.shape[:-1], heads, -1)
 
 
 def from_heads(tensor: Tensor, layout: str) -> Tensor:

@@ -156,23 +156,43 @@ def _entry(op: str, unfused: Any, name: str, rounding: str, example: Any) -> Ope
 
 _BEFORE_GAMMA = "after the normalisation in float32 and after gamma"
 
+_STAGES = "after the normalisation in float32, after the weight, after the bias"
+
 NPU_OPERATORS: tuple[Operator, ...] = (
     _entry("npu_rms_norm", rms_norm, "rms_norm", _BEFORE_GAMMA, drawn(_ROWS, _ROW, names="input_ gamma")),
-    _entry("npu_gemma_rms_norm", gemma_rms_norm, "rms_norm", "once, after 1 + gamma", drawn(_ROWS, _ROW, names="input_ gamma")),
     _entry(
-        "npu_layer_norm_eval", layer_norm_eval, "layer_norm", "after the normalisation in float32, after the weight, after the bias",
+        "npu_gemma_rms_norm",
+        gemma_rms_norm,
+        "rms_norm",
+        "once, after 1 + gamma",
+        drawn(_ROWS, _ROW, names="input_ gamma"),
+    ),
+    _entry(
+        "npu_layer_norm_eval",
+        layer_norm_eval,
+        "layer_norm",
+        _STAGES,
         drawn(_ROWS, _ROW, _ROW, names="input_ weight bias", normalized_shape=[64]),
     ),
     _entry(
-        "npu_deep_norm", deep_norm, "add_layer_norm", "after alpha * x, the sum, the normalisation in float32, gamma and beta",
+        "npu_deep_norm",
+        deep_norm,
+        "add_layer_norm",
+        "after alpha * x, the sum, the normalisation in float32, gamma and beta",
         drawn(_ROWS, _ROWS, _ROW, _ROW, names="x gx beta gamma", alpha=math.sqrt(0.5)),
     ),
     _entry(
-        "npu_group_norm_silu", group_norm_silu, "group_norm_silu", "after the norm and after SiLU",
+        "npu_group_norm_silu",
+        group_norm_silu,
+        "group_norm_silu",
+        "after the norm and after SiLU",
         drawn(_MAP, _CHANNELS, _CHANNELS, names="input_ weight bias", group=4),
     ),
     _entry(
-        "npu_group_norm_swish", group_norm_swish, "group_norm_silu", "after the norm, the factor, the sigmoid and the product",
+        "npu_group_norm_swish",
+        group_norm_swish,
+        "group_norm_silu",
+        "after the norm, the factor, the sigmoid and the product",
         drawn(_MAP, _CHANNELS, _CHANNELS, names="input_ weight bias", num_groups=4, swish_scale=1.5),
     ),
-)  # fmt: skip
+)

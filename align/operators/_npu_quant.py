@@ -36,8 +36,9 @@ def fused_quant_linear(
         small = run_npu("npu_quantize", rows, step, None, torch.qint8, -1, True)
         # A scale per row spares packing the weight's scale into 19 bits, which float16 results would need otherwise.
         out = run_npu(
-            "npu_quant_matmul", small, weight.t(), scale.float(), pertoken_scale=step.expand(rows.shape[0]).contiguous(),
-            bias=None if bias is None else bias.float(), output_dtype=x.dtype,
+            "npu_quant_matmul", small, weight.t(), scale.float(),
+            pertoken_scale=step.expand(rows.shape[0]).contiguous(), bias=None if bias is None else bias.float(),
+            output_dtype=x.dtype,
         )  # fmt: skip
     result: Tensor = out.reshape(*x.shape[:-1], weight.shape[0])
     return result
@@ -46,7 +47,7 @@ def fused_quant_linear(
 def refuses_quant_linear(bound: Bound, dtype: torch.dtype) -> str:
     """The cube unit's integer products give float16 and bfloat16."""
     if dtype not in (torch.float16, torch.bfloat16):
-        return f"npu_weight_quant_batchmatmul and npu_quant_matmul give float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+        return f"the NPU's int8 products give float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     return ""
 
 
@@ -113,9 +114,9 @@ def quant_matmul(
 
 
 def weight_quant_batchmatmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None, quant_scale: Tensor | None = None,
-    quant_offset: Tensor | None = None, bias: Tensor | None = None, antiquant_group_size: int = 0, inner_precise: int = 0,
-    weight_dtype: int | None = None,
+    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None, quant_offset: Tensor | None = None, bias: Tensor | None = None,
+    antiquant_group_size: int = 0, inner_precise: int = 0, weight_dtype: int | None = None,
 ) -> Tensor:  # fmt: skip
     """npu_weight_quant_batchmatmul: x @ ((weight + offset) * scale) + bias, weight [k, n], dequantised in x's dtype."""
     refuse_rest(
@@ -186,16 +187,16 @@ def _positive(shape: tuple[int, ...], device: str, seed: int) -> Tensor:
 
 def _matmul_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     return {
-        "x1": _int8((6, 64), device, seed), "x2": _int8((64, 32), device, seed + 1), "scale": _positive((32,), device, seed + 2),
-        "pertoken_scale": _positive((6,), device, seed + 3), "output_dtype": torch.bfloat16,
+        "x1": _int8((6, 64), device, seed), "x2": _int8((64, 32), device, seed + 1), "scale": _positive((32,), device,
+        seed + 2), "pertoken_scale": _positive((6,), device, seed + 3), "output_dtype": torch.bfloat16,
     }  # fmt: skip
 
 
 def _weight_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     return {
         "x": draw((6, 64), device, dtype, seed), "weight": _int8((64, 32), device, seed + 1),
-        "antiquant_scale": _positive((32,), device, seed + 2).to(dtype), "antiquant_offset": draw((32,), device, dtype, seed + 3),
-        "bias": draw((32,), device, dtype, seed + 4),
+        "antiquant_scale": _positive((32,), device, seed + 2).to(dtype), "antiquant_offset": draw((32,), device, dtype,
+        seed + 3), "bias": draw((32,), device, dtype, seed + 4),
     }  # fmt: skip
 
 

@@ -19,8 +19,8 @@ _LANES = 8  # the softmax statistics come back eight times over, as the vector u
 
 
 def _fused_call(
-    query: Tensor, key: Tensor, value: Tensor, head_num: int, layout: str, mask: Tensor | None, request: Request, window: dict[str, Any],
-    ends: tuple[Any, Any],
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, layout: str, mask: Tensor | None, request: Request,
+    window: dict[str, Any], ends: tuple[Any, Any],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """npu_fusion_attention in any layout: (result, maximum, sum), statistics [B, N, Sq, 8] or [T, N, 8]."""
     if layout != "TND":
@@ -34,9 +34,9 @@ def _fused_call(
         _one_batch(query[q], key[kv], value[kv], head_num, "TND", mask, request, window)
         for q, kv in zip(sequences(ends[0]), sequences(ends[1]), strict=True)
     ]
-    return torch.cat([part[0] for part in parts]), *(
-        _lanes(torch.cat([from_heads(part[at], "TND") for part in parts])) for at in (1, 2)
-    )
+    result = torch.cat([part[0] for part in parts])
+    maximum, total = (_lanes(torch.cat([from_heads(part[at], "TND") for part in parts])) for at in (1, 2))
+    return result, maximum, total
 
 
 def _lanes(statistic: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ def fusion_v1(
     padding_mask: Tensor | None = None, atten_mask: Tensor | None = None, scale: float = 1.0, keep_prob: float = 1.0,
     pre_tockens: int = ALL_TOKENS, next_tockens: int = ALL_TOKENS, inner_precise: int = 0, prefix: Any = None,
     actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0, gen_mask_parallel: bool = True,
-    sync: bool = False, softmax_layout: str = "", sink: Tensor | None = None, dropout_mask: Tensor | None = None, seed: int = 0,
-    offset: int = 0,
+    sync: bool = False, softmax_layout: str = "", sink: Tensor | None = None, dropout_mask: Tensor | None = None,
+    seed: int = 0, offset: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
     """npu_fusion_attention: softmax(mask(scale * (q k^T + pse))) v and the softmax's statistics."""
     _no_dropout(keep_prob)
@@ -95,8 +95,8 @@ def fusion_v2(
     query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *, pse: Tensor | None = None,
     atten_mask: Tensor | None = None, scale: float = 1.0, keep_prob: float = 1.0, pre_tokens: int = ALL_TOKENS,
     next_tokens: int = ALL_TOKENS, inner_precise: int = 0, prefix: Any = None, actual_seq_qlen: Any = None,
-    actual_seq_kvlen: Any = None, sparse_mode: int = 0, gen_mask_parallel: bool = True, sync: bool = False, pse_type: int = 1,
-    sink: Tensor | None = None, seed: int = 0, offset: int = 0, **rest: Any,
+    actual_seq_kvlen: Any = None, sparse_mode: int = 0, gen_mask_parallel: bool = True, sync: bool = False,
+    pse_type: int = 1, sink: Tensor | None = None, seed: int = 0, offset: int = 0, **rest: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """npu_fusion_attention_v2: pse_type 1 as v1; 0 adds pse behind the scale, as torch adds its bias."""
     _no_dropout(keep_prob)
@@ -118,8 +118,9 @@ def fusion_v3(
 ) -> tuple[Any, ...]:  # fmt: skip
     """npu_fusion_attention_v3: v1 with the sequence ends, seed and offset as tensors."""
     found = fusion_v1(
-        query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tockens, next_tockens,
-        inner_precise, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, gen_mask_parallel, sync, softmax_layout, sink,
+        query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tockens,
+        next_tockens, inner_precise, prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, gen_mask_parallel, sync,
+        softmax_layout, sink,
     )  # fmt: skip
     zeros = torch.zeros(2, dtype=torch.int64, device=query.device)
     return *found[:4], zeros[:1], zeros[1:]

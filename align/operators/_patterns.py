@@ -146,8 +146,8 @@ def _writes_outside(graph: CallGraph, record: CallRecord, inside: set[Any]) -> b
 
 
 _VIEWS = frozenset({
-    "getitem", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "chunk", "split", "unbind", "narrow", "select", "T", "mT",
-    "expand", "flatten", "unflatten", "movedim", "contiguous", "detach", "view_as",
+    "getitem", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "chunk", "split", "unbind", "narrow",
+    "select", "T", "mT", "expand", "flatten", "unflatten", "movedim", "contiguous", "detach", "view_as",
 })  # fmt: skip
 _in_place_calls: WeakKeyDictionary[CallGraph, tuple[int, list[CallRecord]]] = WeakKeyDictionary()
 

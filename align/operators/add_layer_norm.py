@@ -74,8 +74,11 @@ def npu_add_layer_norm(
 OPERATORS: tuple[Operator, ...] = (
     ADD_LAYER_NORM,
     written(
-        "npu_add_layer_norm", npu_add_layer_norm, name="add_layer_norm", op_class=OpClass.SENSITIVE,
+        "npu_add_layer_norm",
+        npu_add_layer_norm,
+        name="add_layer_norm",
+        op_class=OpClass.SENSITIVE,
         rounding="after the sum, after the normalisation in float32, after gamma, after beta",
         example=drawn((3, 5, 64), (3, 5, 64), (64,), (64,), names="x1 x2 gamma beta", additional_output=True),
     ),
-)  # fmt: skip
+)

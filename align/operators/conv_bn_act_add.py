@@ -95,13 +95,16 @@ def onednn(
 ) -> Tensor:  # fmt: skip
     """The whole chain in one oneDNN primitive; only an addition after the activation comes apart."""
     slide, norm = _onednn.window(stride, padding, dilation, groups), (mean, var, gamma, beta)
-    if order == ADD_THEN_ACT and residual is not None and residual.dtype == x.dtype:
-        packed, shift = _packed(weight, bias, norm, eps, (slide, tuple(x.shape)))
-        return _onednn.conv_add(x, packed, shift, residual, slide, act)
-    weight, bias = _folded(weight, bias, norm, eps)
-    if order == ADD_THEN_ACT and residual is not None:  # a wider residual (seen only now) decides the result's dtype
-        return apply(act, _onednn.conv(x, weight, bias, slide, "") + residual)
-    return _plus(_onednn.conv(x, weight, bias, slide, act), residual)
+    adds_inside = order == ADD_THEN_ACT and residual is not None and residual.dtype == x.dtype
+    if adds_inside or _onednn.pays_to_pack(x, weight):
+        weight, bias = _packed(weight, bias, norm, eps, (slide, x.shape))
+    else:
+        weight, bias = _folded(weight, bias, norm, eps)
+    if residual is None or order == ACT_THEN_ADD:
+        return _plus(_onednn.conv(x, weight, bias, slide, act), residual)
+    if adds_inside:
+        return _onednn.conv_add(x, weight, bias, residual, slide, act)
+    return apply(act, _onednn.conv(x, weight, bias, slide, "") + residual)  # a wider residual decides the dtype
 
 
 def _plus(y: Tensor, residual: Tensor | None) -> Tensor:

@@ -47,9 +47,7 @@ def refuses(bound: Bound, dtype: torch.dtype) -> str:
     """[n, c] scores with class numbers."""
     x, target = bound["x"], bound["target"]
     if len(x.shape) != 2 or target.dtype.is_floating_point:
-        return (
-            f"npu_cross_entropy_loss takes [n, c] scores and class numbers, not {list(x.shape)} and {target.dtype!s}"
-        )
+        return f"npu_cross_entropy_loss takes [n, c] scores and class numbers, not {list(x.shape)} and {target.dtype!s}"
     known = (torch.float16, torch.bfloat16, torch.float32)
     return "" if dtype in known else f"no NPU kernel in {str(dtype).removeprefix('torch.')}"
 
@@ -125,7 +123,11 @@ def _npu_example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
 OPERATORS: tuple[Operator, ...] = (
     CROSS_ENTROPY,
     written(
-        "npu_cross_entropy_loss", npu_cross_entropy_loss, name="cross_entropy", op_class=OpClass.SENSITIVE,
-        rounding="after the log-softmax (float32 inside) and after the mean", example=_npu_example,
+        "npu_cross_entropy_loss",
+        npu_cross_entropy_loss,
+        name="cross_entropy",
+        op_class=OpClass.SENSITIVE,
+        rounding="after the log-softmax (float32 inside) and after the mean",
+        example=_npu_example,
     ),
-)  # fmt: skip
+)

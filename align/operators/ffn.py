@@ -15,10 +15,10 @@ from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
 from align.operators._activations import activation_of, apply
 from align.operators._folding import prepared
-from align.operators._npu_activation import gelu_sigmoid, gelu_tanh, plain_gelu
+from align.operators._gelu import gelu_sigmoid, gelu_tanh, plain_gelu
 from align.operators._npu_call import drawn, refuse_rest, run_npu, written
 from align.operators._patterns import climb_from, close, take
-from align.operators.base import Bound, Fixed, Kernel, Match, Operator
+from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
 
 _NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu"}
 
@@ -38,14 +38,16 @@ def _activated(x: Tensor, act: str) -> Tensor:
 
 
 def fused(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None, act: str) -> Tensor:
-    """npu_ffn, which takes weights as [in, out] and, for bfloat16, biases in float32; float32 inside (inner_precise 0)."""
-    across = [
-        prepared(("ffn",), (weight,), lambda weight=weight: weight.t().contiguous()) for weight in (weight1, weight2)
-    ]
+    """npu_ffn, which takes weights as [in, out] and, for bfloat16, biases in float32; inside, all is float32."""
+    across = [_across(weight) for weight in (weight1, weight2)]
     wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     biases = {name: bias.to(wide) for name, bias in (("bias1", bias1), ("bias2", bias2)) if bias is not None}
     result: Tensor = run_npu("npu_ffn", x, *across, _NAMES[act], inner_precise=0, **biases)
     return result
+
+
+def _across(weight: Tensor) -> Tensor:
+    return prepared(("ffn",), (weight,), lambda: weight.t().contiguous())
 
 
 def refuses(bound: Bound, dtype: torch.dtype) -> str:
@@ -68,7 +70,7 @@ def find(record: CallRecord, graph: CallGraph) -> Match | None:
     first, more = climb_from(graph, act, 0)
     if first is None or first.op != "linear":
         return None
-    binding = {
+    binding: dict[str, Binding] = {
         "x": take(first, 0, "input"), "weight1": take(first, 1, "weight"), "bias1": take(first, 2, "bias"),
         "weight2": take(record, 1, "weight"), "bias2": take(record, 2, "bias"), "act": Fixed(kind),
     }  # fmt: skip
@@ -149,7 +151,10 @@ def _layer(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 OPERATORS: tuple[Operator, ...] = (
     FFN,
     written(
-        "npu_ffn", npu_ffn, name="ffn", rounding="after each product, bias and step of the activation",
+        "npu_ffn",
+        npu_ffn,
+        name="ffn",
+        rounding="after each product, bias and step of the activation",
         example=drawn((6, 32), (32, 64), (64, 16), names="x weight1 weight2", activation="gelu"),
     ),
-)  # fmt: skip
+)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
-from align.operators._npu_activation import gelu_primitive, gelu_sigmoid
+from align.operators._gelu import gelu_primitive, gelu_sigmoid
 from align.operators._npu_call import drawn, run_npu
 from align.operators._npu_norm import refuses_dtype
 from align.operators._patterns import argument, close, is_number, is_reflected, maker, same_tensor, take

@@ -43,7 +43,7 @@ def native(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def npu(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """npu_grouped_matmul: one x cut along its rows (group_type 0) by cumulative ends (group_list_type 0), one result (3)."""
+    """npu_grouped_matmul: x cut along its rows (group_type 0) by cumulative ends (group_list_type 0), one result (3)."""
     found: Sequence[Tensor] = run_npu(
         "npu_grouped_matmul",
         [x],
@@ -110,7 +110,8 @@ GROUPED_MATMUL = Operator(
 
 def npu_grouped_matmul(
     x: Sequence[Tensor], weight: Sequence[Tensor], *, bias: Sequence[Tensor] | None = None, group_list: Any = None,
-    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0, act_type: int | None = 0, **rest: Any,
+    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
+    act_type: int | None = 0, **rest: Any,
 ) -> list[Tensor]:  # fmt: skip
     """One product an expert; split_item 2 and 3 join the results, 0 and 1 do not."""
     refuse_rest(

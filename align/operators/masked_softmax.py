@@ -51,7 +51,7 @@ def npu_kernel(scores: Tensor, mask: Tensor, scale: float = 1.0, fill: float = H
 
 def _refuses_on(device: str, bound: Bound, dtype: torch.dtype) -> str:
     if bound["fill"] != -math.inf:
-        return f"torch's masked softmax hides with -inf, the model with {bound['fill']}: rows hidden altogether would differ"
+        return f"torch's kernel hides with -inf, the model with {bound['fill']}: rows hidden altogether would differ"
     return probe(device, dtype, torch_kernel, unfused, example)
 
 

@@ -88,8 +88,9 @@ def npu_moe_gating_top_k_softmax(
 
 
 def npu_moe_gating_top_k(
-    x: Tensor, k: int, *, bias: Tensor | None = None, k_group: int = 1, group_count: int = 1, group_select_mode: int = 0, renorm: int = 0,
-    norm_type: int = 0, out_flag: bool = False, routed_scaling_factor: float = 1.0, eps: float = 1e-20, **rest: Any,
+    x: Tensor, k: int, *, bias: Tensor | None = None, k_group: int = 1, group_count: int = 1,
+    group_select_mode: int = 0, renorm: int = 0, norm_type: int = 0, out_flag: bool = False,
+    routed_scaling_factor: float = 1.0, eps: float = 1e-20, **rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(weights, experts int32, scores float32); norm_type 0 softmax, 1 sigmoid; the bias moves the choice only.
 
@@ -111,7 +112,7 @@ def npu_moe_gating_top_k(
 
 def _best_groups(ranking: Tensor, count: int, kept: int, best: int) -> Tensor:
     """The ranking with experts outside the `kept` best groups out of reach."""
-    groups = ranking.unflatten(-1, (count, -1))
+    groups = ranking.reshape(*ranking.shape[:-1], count, -1)
     chosen = groups.topk(best, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
     outside = torch.ones(groups.shape[:-1], dtype=torch.bool, device=ranking.device).scatter(-1, chosen, False)
     return groups.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -36,6 +36,8 @@ def int8_product(
     x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor | float | None = None
 ) -> Tensor:
     """int8 times int8 into int32, then both scales and the bias in float32, and one rounding."""
+    if x.numel() == 0:
+        return unfused(x, weight, weight_scale, bias, x_scale)
     rows = x.reshape(-1, x.shape[-1])
     step = _dynamic_scale(rows) if x_scale is None else torch.as_tensor(x_scale, dtype=torch.float32, device=x.device)
     lowest = -INT8_MAX - 1 if x_scale is not None else -INT8_MAX

@@ -14,7 +14,7 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MODELS = '''
+MODELS = """
 import pytest, torch
 from torch import nn
 
@@ -37,7 +37,7 @@ def inputs():
 
 def build():
     return Faulty().eval(), inputs()
-'''
+"""
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     # By name, so that it does not matter whether the package is installed and brings its entry point.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    pytester.makeini("[pytest]\naddopts = -p align.pytest_plugin --strict-markers -p no:cacheprovider\nfilterwarnings = error\n")
+    pytester.makeini(
+        "[pytest]\naddopts = -p align.pytest_plugin --strict-markers -p no:cacheprovider\nfilterwarnings = error\n"
+    )
     return pytester
 
 
@@ -79,7 +81,7 @@ def test_block(align_check):
     align_check(Block().eval(), inputs(), candidate=Faulty().eval(), device="cpu", dtype="bfloat16")
 
 def test_target_of_a_file(align_check):
-    align_check(lambda: (Block().eval(), inputs()), candidate=build, device="cpu", limits={"down": 1e-9})
+    align_check(lambda: (Block().eval(), inputs()), candidate=build, device="cpu", limits={"norm": 1e-9})
 """,
     )
     result.assert_outcomes(failed=2)
@@ -89,10 +91,11 @@ def test_target_of_a_file(align_check):
             "E *GATE FAIL: 1 of 1 limit missed*test_block",
             "E *missed*policy cann-l1: drift*",
             "E *worst*linear*relative L2*baseline*allowed*",
-            "E *begins*mul#*: *",
+            "E *begins*down/linear#0:0: drift*",
             "E *look*align show *align-1",
-            "E *bisect*align bisect FILE.py:build --device cpu --dtype bfloat16 --policy cann-l1",
-            "E *missed*limit down rel_l2: *limit 1.00e-09*",
+            "E *bisect*align bisect FILE.py:build --candidate FILE.py:build_fused --device cpu --dtype bfloat16 --policy cann-l1*",
+            "E *missed*limit norm rel_l2: *limit 1.00e-09*",
+            "E *bisect*--candidate *.py:build --device cpu*",
         ]
     )
     result.stdout.no_fnmatch_line("*pytest_check.py*")
@@ -116,14 +119,14 @@ def model():
 def test_good(model):
     return model, inputs()
 
-@pytest.mark.align_check(device="cpu", limits={"up": 1e-9})
+@pytest.mark.align_check(device="cpu", limits={"norm": 1e-9})
 @pytest.mark.parametrize("width", [1])
 def test_bad(model, width):
     return model, inputs()
 
-@pytest.mark.align_check(device="cpu", limits={"up": 1e-9})
+@pytest.mark.align_check(device="cpu", limits={"norm": 1e-9})
 def test_defaults(align_check):
-    with pytest.raises(pytest.fail.Exception, match="limit up"):
+    with pytest.raises(pytest.fail.Exception, match="limit norm"):
         align_check(Block().eval(), inputs())
     assert align_check(Block().eval(), inputs(), limits={}).judgement.policy == "cann-l1"
 
@@ -133,7 +136,9 @@ def test_nothing():
 """,
     )
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["E *limit up rel_l2*", "*a test marked align_check returns what is to be checked*"])
+    result.stdout.fnmatch_lines(
+        ["*missed *limit norm rel_l2*", "*a test marked align_check returns what is to be checked*"]
+    )
 
 
 def test_a_wrong_option_fails_in_two_lines(suite: pytest.Pytester) -> None:
@@ -144,7 +149,7 @@ def test_option(align_check):
     align_check(Block(), inputs(), dtpye="float16")
 
 def test_training_is_hinted_at(align_check):
-    align_check(Block(), inputs(), device="cpu", limits={"up": 0.0})
+    align_check(Block(), inputs(), device="cpu", limits={"norm": 0.0})
 
 def test_model_that_raises(align_check):
     align_check(Block().eval(), (torch.zeros(3),), device="cpu")

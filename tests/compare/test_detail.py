@@ -118,3 +118,11 @@ def test_slices_of_a_very_long_axis_are_taken_in_groups() -> None:
     c = r.copy()
     c[:500_000] = 1
     assert detail(raw(c), raw(r)).axes[0][2] > 0.99
+
+
+def test_places_left_out_do_not_crowd_out_the_others() -> None:
+    c = np.ones(30)
+    c[:20] = np.nan
+    found = detail(raw(c), raw(np.ones(30)))
+    assert found.quantiles[-1] == (1.0, 0.0)
+    assert found.histogram[0] == 10

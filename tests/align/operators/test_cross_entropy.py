@@ -23,10 +23,7 @@ TARGET = torch.tensor([1, -100, 0, 3])
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"label_smoothing": 0.1}, {"ignore_index": 3}])
 def test_the_loss_is_a_site_and_every_form_agrees(agrees_in_every_form, options):
-    if options == {"ignore_index": 3}:
-        target = TARGET.clamp(min=0)
-    else:
-        target = TARGET
+    target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
     found = agrees_in_every_form(Loss(**options), torch.randn(4, 5), target, operators=cross_entropy.OPERATORS)
     assert len(found.named("cross_entropy")) == 1
     assert not found.matches[0].is_written_fused

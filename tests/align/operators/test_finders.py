@@ -157,3 +157,19 @@ def test_kernel_on_the_device_is_preferred_to_a_longer_match_without_one(survey)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
     (match,) = survey(model, torch.randn(3, 8)).matches
     assert match.operator.name == "linear_act"
+
+
+def test_bfloat16_run_with_fused_sites_keeps_every_name_and_dtype(survey, distance):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attn_implementation="eager", use_cache=False,
+    )  # fmt: skip
+    found = survey(transformers.LlamaForCausalLM(config), torch.randint(0, 100, (2, 9)))
+    found.model.to(torch.bfloat16)
+    plain = found.run()
+    for form in Form:
+        other = found.run(form)
+        assert other.idents == plain.idents
+        assert other.output.dtype == torch.bfloat16
+        assert distance(other.output, plain.output) < 2**-5

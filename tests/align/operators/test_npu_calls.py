@@ -14,7 +14,7 @@ from align.dumpers.errors import UndecidedError
 from align.dumpers.naming import CallUse, OpName, walk_tensors
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.dumpers.wire import PASS, Call
-from align.operators._npu_activation import gelu_primitive
+from align.operators._gelu import gelu_primitive
 from align.operators._npu_call import op_of
 from align.operators._npu_layout import causal_tile
 from align.operators.base import Operator
@@ -44,21 +44,56 @@ def close(got: torch.Tensor, expected: torch.Tensor, limit: float = 1e-5) -> Non
     torch.testing.assert_close(got, expected, atol=limit, rtol=limit)
 
 
-# -- the entries --------------------------------------------------------------------------------------------------------
+# -- the entries -------------------------------------------------------------------------------------------------------
 
 OPS = sorted(_written())
 
 
 def test_every_call_of_the_issue_is_in_the_catalog() -> None:
-    wanted = """
-        npu_fusion_attention npu_fusion_attention_v2 npu_fusion_attention_v3 npu_fused_infer_attention_score
-        npu_prompt_flash_attention npu_incre_flash_attention npu_rms_norm npu_gemma_rms_norm npu_layer_norm_eval
-        npu_group_norm_silu npu_group_norm_swish npu_swiglu npu_geglu npu_gelu npu_gelu_mul npu_fast_gelu fast_gelu npu_silu
-        npu_rotary_mul npu_apply_rotary_pos_emb npu_interleave_rope npu_scaled_masked_softmax npu_linear npu_conv2d
-        npu_quant_matmul npu_weight_quant_batchmatmul npu_dynamic_quant npu_anti_quant npu_quantize npu_trans_quant_param
-        npu_add_rms_norm npu_add_rms_norm_cast npu_add_layer_norm npu_deep_norm npu_grouped_matmul npu_ffn
-        npu_moe_gating_top_k npu_moe_gating_top_k_softmax npu_cross_entropy_loss npu_format_cast npu_confusion_transpose npu_bmmV2
-    """.split()
+    wanted = [
+        "npu_fusion_attention",
+        "npu_fusion_attention_v2",
+        "npu_fusion_attention_v3",
+        "npu_fused_infer_attention_score",
+        "npu_prompt_flash_attention",
+        "npu_incre_flash_attention",
+        "npu_rms_norm",
+        "npu_gemma_rms_norm",
+        "npu_layer_norm_eval",
+        "npu_group_norm_silu",
+        "npu_group_norm_swish",
+        "npu_swiglu",
+        "npu_geglu",
+        "npu_gelu",
+        "npu_gelu_mul",
+        "npu_fast_gelu",
+        "fast_gelu",
+        "npu_silu",
+        "npu_rotary_mul",
+        "npu_apply_rotary_pos_emb",
+        "npu_interleave_rope",
+        "npu_scaled_masked_softmax",
+        "npu_linear",
+        "npu_conv2d",
+        "npu_quant_matmul",
+        "npu_weight_quant_batchmatmul",
+        "npu_dynamic_quant",
+        "npu_anti_quant",
+        "npu_quantize",
+        "npu_trans_quant_param",
+        "npu_add_rms_norm",
+        "npu_add_rms_norm_cast",
+        "npu_add_layer_norm",
+        "npu_deep_norm",
+        "npu_grouped_matmul",
+        "npu_ffn",
+        "npu_moe_gating_top_k",
+        "npu_moe_gating_top_k_softmax",
+        "npu_cross_entropy_loss",
+        "npu_format_cast",
+        "npu_confusion_transpose",
+        "npu_bmmV2",
+    ]
     assert set(wanted) - set(OPS) == set()
 
 
@@ -77,8 +112,20 @@ def test_the_low_precision_form_stays_close_to_the_wide_one(op: str) -> None:
 def test_a_call_with_positional_arguments_is_recognised_and_binds_them_all(op: str) -> None:
     operator = _written()[op]
     values = operator.example("cpu", torch.float32, 0)
-    kept = {name: value for name, value in values.items() if isinstance(value, (int, float, str, bool, list)) or value is None}
-    record = CallRecord(("blocks.0", op, 2), 0, 0, f"npu::{op}", (), {name.rstrip("_"): _described(item) for name, item in values.items()}, ())
+    kept = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float, str, bool, list)) or value is None
+    }
+    record = CallRecord(
+        ("blocks.0", op, 2),
+        0,
+        0,
+        f"npu::{op}",
+        (),
+        {name.rstrip("_"): _described(item) for name, item in values.items()},
+        (),
+    )
     match = operator.finders[0](record, CallGraph())
     assert match is not None
     assert match.is_written_fused
@@ -87,7 +134,9 @@ def test_a_call_with_positional_arguments_is_recognised_and_binds_them_all(op: s
     graph.add(record)
     bound = match.bound(graph, 0)
     assert set(values) <= set(bound)
-    assert all(bound[name] == kept[name] for name in kept if not isinstance(kept[name], list) or not kept[name] or name != "x")
+    assert all(
+        bound[name] == kept[name] for name in kept if not isinstance(kept[name], list) or not kept[name] or name != "x"
+    )
 
 
 def _described(value: Any) -> Any:
@@ -110,7 +159,7 @@ def test_an_argument_the_unfused_form_does_not_know_is_an_error_that_names_it() 
         run("npu_fused_infer_attention_score", q, q, q, num_heads=2, input_layout="BNSD", block_table=torch.zeros(1, 1))
 
 
-# -- attention ----------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 
 def qkv(queries: int = 5, keys: int = 8, heads: int = 4, kv_heads: int = 4, size: int = 16) -> list[torch.Tensor]:
@@ -118,7 +167,9 @@ def qkv(queries: int = 5, keys: int = 8, heads: int = 4, kv_heads: int = 4, size
     return [torch.randn(shape) for shape in shapes]
 
 
-def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, hidden: torch.Tensor | None = None) -> torch.Tensor:
+def expected(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, hidden: torch.Tensor | None = None
+) -> torch.Tensor:
     """Row by row in float64: what each query may see, and nothing else."""
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
     share = q.shape[1] // k.shape[1]
@@ -135,7 +186,10 @@ def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float,
 def test_true_in_a_mask_hides() -> None:
     tensors, mask = qkv(), torch.rand(5, 8) > 0.6
     mask[:, 0] = False
-    close(run("npu_fusion_attention", *tensors, 4, "BNSD", atten_mask=mask, scale=0.25)[0], expected(*tensors, scale=0.25, hidden=mask))
+    close(
+        run("npu_fusion_attention", *tensors, 4, "BNSD", atten_mask=mask, scale=0.25)[0],
+        expected(*tensors, scale=0.25, hidden=mask),
+    )
 
 
 @pytest.mark.parametrize("op", ["npu_fusion_attention", "npu_fusion_attention_v2", "npu_fusion_attention_v3"])
@@ -147,7 +201,10 @@ def test_the_scale_is_one_unless_given(op: str) -> None:
 @pytest.mark.parametrize("mode", [1, 2, 3, 4])
 def test_sparse_mode_does_nothing_without_a_mask(mode: int) -> None:
     tensors = qkv()
-    close(run("npu_fusion_attention", *tensors, 4, "BNSD", scale=0.25, sparse_mode=mode)[0], expected(*tensors, scale=0.25))
+    close(
+        run("npu_fusion_attention", *tensors, 4, "BNSD", scale=0.25, sparse_mode=mode)[0],
+        expected(*tensors, scale=0.25),
+    )
 
 
 @pytest.mark.parametrize(("mode", "shift"), [(2, 0), (3, 3)])
@@ -161,7 +218,17 @@ def test_causal_modes_align_top_left_and_bottom_right(mode: int, shift: int) -> 
 def test_the_band_mode_is_anchored_bottom_right() -> None:
     tensors, tile = qkv(), causal_tile(torch.device("cpu"))
     hidden = torch.tensor([[j > i + 3 or j < i + 3 - 2 for j in range(8)] for i in range(5)])
-    got = run("npu_fusion_attention", *tensors, 4, "BNSD", atten_mask=tile, scale=0.25, sparse_mode=4, pre_tockens=2, next_tockens=0)
+    got = run(
+        "npu_fusion_attention",
+        *tensors,
+        4,
+        "BNSD",
+        atten_mask=tile,
+        scale=0.25,
+        sparse_mode=4,
+        pre_tockens=2,
+        next_tockens=0,
+    )
     close(got[0], expected(*tensors, scale=0.25, hidden=hidden))
 
 
@@ -208,7 +275,9 @@ def test_tnd_takes_cumulative_ends() -> None:
     got = run("npu_fusion_attention", q, k, v, 2, "TND", scale=0.25, actual_seq_qlen=[3, 7], actual_seq_kvlen=[5, 9])
     parts = [(slice(0, 3), slice(0, 5)), (slice(3, 7), slice(5, 9))]
     wanted = [
-        expected(*(x[piece].transpose(0, 1)[None] for x, piece in ((q, rows), (k, cols), (v, cols))), scale=0.25)[0].transpose(0, 1)
+        expected(*(x[piece].transpose(0, 1)[None] for x, piece in ((q, rows), (k, cols), (v, cols))), scale=0.25)[
+            0
+        ].transpose(0, 1)
         for rows, cols in parts
     ]
     close(got[0], torch.cat(wanted))
@@ -232,7 +301,13 @@ def test_prompt_attention_hides_the_future_once_a_mask_is_given() -> None:
 
 def test_inference_attention_reads_lengths_and_gives_the_log_sum() -> None:
     q, k, v = qkv(kv_heads=2)
-    options = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD", "scale": 0.25, "softmax_lse_flag": True}
+    options = {
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "input_layout": "BNSD",
+        "scale": 0.25,
+        "softmax_lse_flag": True,
+    }
     got, log_sum = run("npu_fused_infer_attention_score", q, k, v, actual_seq_lengths_kv=[3, 8], **options)
     close(got[:1], expected(q[:1], k[:1, :, :3], v[:1, :, :3], scale=0.25))
     close(got[1:], expected(q[1:], k[1:], v[1:], scale=0.25))
@@ -250,7 +325,14 @@ def test_a_sink_takes_its_share() -> None:
     q, k, v = qkv()
     sink = torch.randn(4)
     got, _ = run(
-        "npu_fused_infer_attention_score_v2", q, k, v, num_query_heads=4, input_layout="BNSD", softmax_scale=0.25, learnable_sink=sink
+        "npu_fused_infer_attention_score_v2",
+        q,
+        k,
+        v,
+        num_query_heads=4,
+        input_layout="BNSD",
+        softmax_scale=0.25,
+        learnable_sink=sink,
     )
     scores = torch.matmul(q, k.mT) * 0.25
     weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sink.exp().view(1, 4, 1, 1))
@@ -264,11 +346,13 @@ def test_incremental_attention_takes_one_token() -> None:
     close(got, LAYOUTS["BSH"](expected(q, k, v, scale=0.25)))
 
 
-# -- norms --------------------------------------------------------------------------------------------------------------
+# -- norms -------------------------------------------------------------------------------------------------------------
 
 
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.stack([row / math.sqrt(float((row.double() ** 2).sum()) / len(row) + eps) for row in x.reshape(-1, x.shape[-1])]).view(x.shape)
+    return torch.stack(
+        [row / math.sqrt(float((row.double() ** 2).sum()) / len(row) + eps) for row in x.reshape(-1, x.shape[-1])]
+    ).view(x.shape)
 
 
 def test_the_rms_family_uses_one_millionth_and_gemma_adds_one() -> None:
@@ -311,7 +395,7 @@ def test_the_two_group_norms_take_their_groups_at_different_places() -> None:
     close(run("npu_group_norm_swish", x, 4, w, b, 1e-5, 1.5)[0], t * torch.sigmoid(1.5 * t))
 
 
-# -- activations --------------------------------------------------------------------------------------------------------
+# -- activations -------------------------------------------------------------------------------------------------------
 
 
 def test_which_half_is_activated() -> None:
@@ -356,7 +440,7 @@ def test_in_place_silu_writes_its_input() -> None:
     close(x, wanted)
 
 
-# -- rotary -------------------------------------------------------------------------------------------------------------
+# -- rotary ------------------------------------------------------------------------------------------------------------
 
 
 def turned(x: torch.Tensor, angle: torch.Tensor, pairs: list[tuple[int, int]]) -> torch.Tensor:
@@ -372,9 +456,15 @@ def test_rotary_styles_pair_different_places() -> None:
     x, angle = torch.randn(1, 1, 2, 8), torch.rand(4)
     halves, pairs = torch.cat((angle, angle)), angle.repeat_interleave(2)
     close(run("npu_rotary_mul", x, halves.cos(), halves.sin()), turned(x, angle, [(i, i + 4) for i in range(4)]))
-    close(run("npu_rotary_mul", x, pairs.cos(), pairs.sin(), "interleave"), turned(x, angle, [(2 * i, 2 * i + 1) for i in range(4)]))
+    close(
+        run("npu_rotary_mul", x, pairs.cos(), pairs.sin(), "interleave"),
+        turned(x, angle, [(2 * i, 2 * i + 1) for i in range(4)]),
+    )
     gathered = x[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-    close(run("npu_interleave_rope", x, halves.cos(), halves.sin()), turned(gathered, angle, [(i, i + 4) for i in range(4)]))
+    close(
+        run("npu_interleave_rope", x, halves.cos(), halves.sin()),
+        turned(gathered, angle, [(i, i + 4) for i in range(4)]),
+    )
 
 
 def test_rotary_casts_its_table_to_the_dtype_of_x() -> None:
@@ -395,13 +485,15 @@ def test_apply_rotary_writes_query_and_key_in_place() -> None:
         close(x, exact)
 
 
-# -- quantised ----------------------------------------------------------------------------------------------------------
+# -- quantised ---------------------------------------------------------------------------------------------------------
 
 
 def test_quant_matmul_scales_rows_and_columns_and_saturates() -> None:
     x1, x2 = torch.randint(-127, 128, (3, 8), dtype=torch.int8), torch.randint(-127, 128, (8, 4), dtype=torch.int8)
     scale, rows, bias = torch.rand(4), torch.rand(3), torch.randint(-50, 50, (4,), dtype=torch.int32)
-    total = torch.tensor([[sum(int(x1[i, t]) * int(x2[t, j]) for t in range(8)) + int(bias[j]) for j in range(4)] for i in range(3)])
+    total = torch.tensor(
+        [[sum(int(x1[i, t]) * int(x2[t, j]) for t in range(8)) + int(bias[j]) for j in range(4)] for i in range(3)]
+    )
     got = run("npu_quant_matmul", x1, x2, scale, bias=bias, pertoken_scale=rows, output_dtype=torch.bfloat16)
     close(got.float(), total * scale * rows[:, None], 1e-2)
     small = run("npu_quant_matmul", x1, x2, scale, bias=bias)
@@ -415,7 +507,9 @@ def test_a_packed_scale_keeps_nineteen_bits() -> None:
     got = run("npu_quant_matmul", one, one.expand(1, 3), run("npu_trans_quant_param", scale), output_dtype=6)
     assert torch.equal(got[0], cut)
     assert not torch.equal(cut, scale)
-    rounded = run("npu_quant_matmul", one, one.expand(1, 3), run("npu_trans_quant_param", scale, None, 1), output_dtype=6)[0]
+    rounded = run(
+        "npu_quant_matmul", one, one.expand(1, 3), run("npu_trans_quant_param", scale, None, 1), output_dtype=6
+    )[0]
     assert (rounded - scale).abs().max() <= (scale * 2**-11).max()
 
 
@@ -428,7 +522,9 @@ def test_the_offset_is_added_before_the_scale() -> None:
 
 def test_weight_groups_run_along_the_rows() -> None:
     weight = torch.ones(4, 1, dtype=torch.int8)
-    got = run("npu_weight_quant_batchmatmul", torch.eye(4), weight, torch.tensor([[2.0], [3.0]]), antiquant_group_size=2)
+    got = run(
+        "npu_weight_quant_batchmatmul", torch.eye(4), weight, torch.tensor([[2.0], [3.0]]), antiquant_group_size=2
+    )
     assert got[:, 0].tolist() == [2.0, 2.0, 3.0, 3.0]
 
 
@@ -444,7 +540,7 @@ def test_quantize_divides_along_axis_one_by_default() -> None:
     assert run("npu_quantize", x, scales, torch.ones(2), torch.qint8, 0, False).tolist() == [[13, 13], [19, 19]]
 
 
-# -- products, experts, loss --------------------------------------------------------------------------------------------
+# -- products, experts, loss -------------------------------------------------------------------------------------------
 
 
 def test_products_and_moves_say_what_their_names_do() -> None:
@@ -496,8 +592,8 @@ def test_gating_counts_rows_k_major() -> None:
 def test_grouped_gating_chooses_by_bias_and_weighs_without_it() -> None:
     x, bias = torch.zeros(1, 4), torch.tensor([0.0, 0.0, 5.0, 4.0])
     weights, experts, scores = run(
-        "npu_moe_gating_top_k", x, 2, bias=bias, k_group=1, group_count=2, group_select_mode=1, norm_type=1, routed_scaling_factor=2.0,
-        out_flag=True,
+        "npu_moe_gating_top_k", x, 2, bias=bias, k_group=1, group_count=2, group_select_mode=1, norm_type=1,
+        routed_scaling_factor=2.0, out_flag=True,
     )  # fmt: skip
     assert experts.tolist() == [[2, 3]]
     close(weights, torch.tensor([[1.0, 1.0]]))

@@ -48,7 +48,11 @@ def runs(name: str, dtype: str) -> Runs:
 
 
 def _fused(calls: list[str]) -> list[str]:
-    return [name for name in calls if name.startswith("npu::npu_") or "gelu" in name or "attention" in name or "layer_norm" in name]
+    return [
+        name
+        for name in calls
+        if name.startswith("npu::npu_") or "gelu" in name or "attention" in name or "layer_norm" in name
+    ]
 
 
 WORKLOADS = ["own_calls", "plain_torch", "unet"]

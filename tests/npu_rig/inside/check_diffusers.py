@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("diffusers")
 
-from align.dumpers.naming import walk_tensors  # noqa: E402  (diffusers comes first)
-from align.session import Session  # noqa: E402
-from align.settings import RunSettings  # noqa: E402
+from align.dumpers.naming import walk_tensors
+from align.session import Session
+from align.settings import RunSettings
 
 TARGETS = Path(__file__).with_name("targets.py")
 

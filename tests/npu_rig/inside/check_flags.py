@@ -29,7 +29,9 @@ def test_exact_float32_switches_hf32_off_and_only_what_can_be_set_now() -> None:
     assert set(exact) == set(ANY_TIME)
 
 
-@pytest.mark.parametrize("name", ["npu.ACL_PRECISION_MODE", "npu.mm_bmm_format_nd", "npu.deterministic", "npu.env.TASK_QUEUE_ENABLE"])
+@pytest.mark.parametrize(
+    "name", ["npu.ACL_PRECISION_MODE", "npu.mm_bmm_format_nd", "npu.deterministic", "npu.env.TASK_QUEUE_ENABLE"]
+)
 def test_a_late_flag_is_an_error_unless_it_is_in_force(name: str) -> None:
     torch.ones(2).npu()
     flag = Npu().flags()[name]

@@ -1,4 +1,4 @@
-"""Small workloads for the checks: a model that calls torch_npu itself, and ones whose plain torch is fused on an NPU."""
+"""Small workloads for the checks: a model that calls torch_npu itself, others whose plain torch is fused on an NPU."""
 
 from __future__ import annotations
 
