@@ -144,7 +144,8 @@ def _speed(timing: Timing | None, accepted: Accepted, tolerance: float) -> tuple
         return (), (f"nothing was timed: the accepted speed-up of {times(accepted.speedup)} was not checked",)
     least = accepted.speedup * (1.0 - tolerance)
     outcome = Outcome.MISSED if timing.high < least else Outcome.OK
-    reason = f"{times(timing.speedup)} ({interval(timing.low, timing.high)}), accepted {times(accepted.speedup)}, at least {times(least)}"
+    found = f"{times(timing.speedup)} ({interval(timing.low, timing.high)})"
+    reason = f"{found}, accepted {times(accepted.speedup)}, at least {times(least)}"
     better = timing.low > accepted.speedup * (1.0 + tolerance)
     remarks = (f"faster than accepted: {times(timing.speedup)}, was {times(accepted.speedup)}",) if better else ()
     return (Check("accepted speed-up", outcome, timing.speedup, least, reason),), remarks
@@ -155,7 +156,8 @@ def _remarks(report: RunReport, accepted: Accepted, found: Review) -> tuple[str,
     if found.better:
         most = found.better[0]
         remarks.append(one_line(
-            f"{plural(len(found.better), 'node')} better than accepted, most {most.key}: {figure(most.now)}, was {figure(most.accepted)}; "
+            f"{plural(len(found.better), 'node')} better than accepted, most {most.key}: {figure(most.now)}, "
+                f"was {figure(most.accepted)}; "
             "`align gate --accept` keeps it so"
         ))  # fmt: skip
     if found.new:
@@ -172,5 +174,6 @@ def unknown_environment(report: RunReport, others: tuple[Accepted, ...], lock: s
     """The check that stands where entries exist for other environments only: nothing is compared with them."""
     ours = fingerprint(report)
     nearest = min((differences(ours, other.environment) for other in others), key=len)
-    reason = f"{lock} has no entry for this environment; the nearest differs in {', '.join(nearest)}; run `align gate --accept` here and commit"
+    remedy = "run `align gate --accept` here and commit"
+    reason = f"{lock} has no entry for this environment; the nearest differs in {', '.join(nearest)}; {remedy}"
     return Check("accepted errors", Outcome.CANNOT_TELL, math.nan, math.nan, one_line(reason))

@@ -1,4 +1,4 @@
-"""Tell what the gate found: lines, JSON, JUnit, Markdown, annotations. Decides nothing; every text in it is untrusted."""
+"""Tell what the gate found: lines, JSON, JUnit, Markdown, annotations. Decides nothing; its texts are untrusted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gate_json(result: GateResult) -> str:
 
 
 def gate_junit(result: GateResult, unit: CaseUnit) -> str:
-    """JUnit XML: a suite of the limits, and a suite of the nodes or sites. What cannot be told is skipped, with the reason."""
+    """JUnit XML: a suite of the nodes or sites, and one of the limits. What cannot be told is skipped, with the reason."""
     xml: Any = JUnitXml.fromstring(to_junit(result.report, unit).encode("utf-8"))  # type: ignore[no-untyped-call]
     suite = TestSuite(one_line(f"align gate {result.report.workload}"))
     suite.add_testcases([_case(check) for check in result.checks])

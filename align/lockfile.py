@@ -18,10 +18,12 @@ from align.reports.model import RunReport
 
 SCHEMA_VERSION = 1
 
-# Not in the fingerprint: what does not change a result (places, the number of threads is recorded as such, debug switches).
+# Not in the fingerprint: what changes no result. The number of threads is recorded as such.
 _IRRELEVANT = frozenset(
-    {"python", "numpy", "platform", "ASCEND_HOME_PATH", "ASCEND_LAUNCH_BLOCKING", "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES",
-     "MKL_NUM_THREADS", "OMP_NUM_THREADS", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    {
+        "python", "numpy", "platform", "ASCEND_HOME_PATH", "ASCEND_LAUNCH_BLOCKING", "ASCEND_RT_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    }
 )  # fmt: skip
 
 Pairs = tuple[tuple[str, str], ...]
@@ -29,7 +31,10 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What was accepted for one workload in one environment. `nodes` are (key, relative L2); `speedup` is NaN if not timed."""
+    """What was accepted for one workload in one environment.
+
+    `nodes` are (key, relative L2); `speedup` and `seconds` are NaN if not timed.
+    """
 
     workload: str
     environment: Pairs

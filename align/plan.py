@@ -33,16 +33,15 @@ class PlannedSite:
 
 def plan_sites(graph: CallGraph, operators: Iterable[Operator], device: Device, dtype: torch.dtype) -> tuple[PlannedSite, ...]:
     """Find the sites of a surveyed run and ask each one's kernel whether it can run here in this dtype."""
-
-    def reason_of(match: Match, step: int) -> str:
-        kernel = match.operator.kernels.get(device.kind)
-        return f"no fused kernel on {device.kind}" if kernel is None else kernel.refuses(match.bound(graph, step), dtype)
-
     planned = []
-    for match in find_sites(graph, operators, prefer=lambda match, step: not reason_of(match, step)):
-        reason = reason_of(match, graph.steps_of(match.calls[-1])[0])
-        kernel = None if reason else match.operator.kernels[device.kind]
-        planned.append(PlannedSite(site_of(match, graph, dtype), match, kernel, reason))
+    for match in find_sites(graph, operators, device.kind):
+        kernel = match.operator.kernels.get(device.kind)
+        if kernel is None:
+            reason = f"no fused kernel on {device.kind}"
+        else:
+            step = graph.steps_of(match.calls[-1])[0]
+            reason = kernel.refuses(match.bound(graph, step), dtype)
+        planned.append(PlannedSite(site_of(match, graph, dtype), match, None if reason else kernel, reason))
     return tuple(planned)
 
 

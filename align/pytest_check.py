@@ -32,7 +32,7 @@ _FILE = "FILE.py"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A result with what its explanation needs: the settings, the words that name the workload to `align bisect`, hints."""
+    """A result with what explains it: the settings, the words that name the workload to `align bisect`, hints."""
 
     result: GateResult
     settings: Settings

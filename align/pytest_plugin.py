@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "align_check"
 _HELP = (
-    f"{NAME}(**options): check the (model, inputs) that the test returns against a CPU FP32 reference, fused and unfused; "
+    f"{NAME}(**options): check the (model, inputs) that the test returns, fused, unfused and as a CPU FP32 reference; "
     "in a test that takes the fixture of that name: its default options"
 )
 

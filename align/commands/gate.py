@@ -72,7 +72,7 @@ def gate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Hold a fused model against the limits of [gate] and the accepted budget; exit 0, 1 (missed) or 3 (cannot tell)."""
+    """Hold a fused model against [gate] and the accepted budget; exit 0, 1 (missed) or 3 (cannot tell)."""
     from align.settings import load_settings
 
     flavour = _flavour(annotations)

@@ -118,7 +118,7 @@ def test_no_file_is_no_entry(tmp_path: Path) -> None:
 def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lock.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="lock.json"):
+    with pytest.raises(ConfigError, match=r"lock\.json"):
         read_lock(path)
 
 
