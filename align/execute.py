@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Executor:
     """
 
     def __init__(self, workload: Workload, device: Device, low: torch.dtype | None, options: RunOptions) -> None:
-        self.workload = workload
+        self.workload = self._whole = workload
         self.device = device
         self.options = options
         self._model = workload.model
@@ -63,6 +63,14 @@ class Executor:
         self.low = low or _lowest_dtype(self._model)
         self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, int]] = []
         self._place = ""
+
+    def use_inputs(self, name: str) -> None:
+        """Run on the named set of the workload's `input_sets` from now on; "" is its own inputs."""
+        sets = self._whole.input_sets or {}
+        if name and name not in sets:
+            raise TargetError(f"{self._whole.name} has no input set {name!r}", f"its sets: {', '.join(sets) or 'none'}")
+        args, kwargs = sets[name] if name else (self._whole.args, self._whole.kwargs)
+        self.workload = replace(self._whole, args=args, kwargs=kwargs)
 
     # -- placing ----------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def _error(glob: str, nodes: Sequence[NodeComparison], metric: str, allowed: flo
 def error_of(node: NodeComparison, metric: str = "rel_l2") -> float:
     """A node's figure; NaN where it was not measured, inf where NaN or Inf stand on one side only.
 
-    The excess of an error below half a unit of the last place is 1: rounding once costs that much, whatever the baseline.
+    The excess of an error below half a unit of the last place is 1: one rounding costs that, whatever the baseline.
     """
     if node.candidate is None:
         return math.nan
@@ -192,7 +192,8 @@ def _coverage(report: RunReport, gate: GateSettings) -> Iterator[Check]:
     if not gate.min_coverage:
         return
     cover = report.comparison.coverage
-    reason = f"{percent(cover.share)} of {plural(cover.nodes, 'node')} compared or fused, at least {percent(gate.min_coverage)}"
+    seen = f"{percent(cover.share)} of {plural(cover.nodes, 'node')} compared or fused"
+    reason = f"{seen}, at least {percent(gate.min_coverage)}"
     yield Check(
         "coverage",
         Outcome.OK if cover.share >= gate.min_coverage else Outcome.MISSED,

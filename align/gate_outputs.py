@@ -40,8 +40,8 @@ def gate_json(result: GateResult) -> str:
 
 
 def gate_junit(result: GateResult, unit: CaseUnit) -> str:
-    """JUnit XML: a suite of the nodes or sites, and one of the limits. What cannot be told is skipped, with the reason."""
-    xml: Any = JUnitXml.fromstring(to_junit(result.report, unit).encode("utf-8"))  # type: ignore[no-untyped-call]
+    """JUnit XML: a suite of the nodes or sites, and one of the limits. What cannot be told is skipped, with why."""
+    xml: Any = JUnitXml.fromstring(to_junit(result.report, unit).encode("utf-8"))
     suite = TestSuite(one_line(f"align gate {result.report.workload}"))
     suite.add_testcases([_case(check) for check in result.checks])
     xml.add_testsuite(suite)

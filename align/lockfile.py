@@ -48,7 +48,8 @@ class Accepted:
         """The entry's name in the file: readable, and different wherever the environment is."""
         known = dict(self.environment)
         digest = hashlib.sha256(json.dumps(sorted(self.environment)).encode()).hexdigest()[:8]
-        return f"{self.workload} | {known.get('device', '?')} {known.get('dtype', '?')} | {known.get('chip', '?')} | {digest}"
+        device, dtype, chip = (known.get(name, "?") for name in ("device", "dtype", "chip"))
+        return f"{self.workload} | {device} {dtype} | {chip} | {digest}"
 
 
 def fingerprint(report: RunReport) -> Pairs:

@@ -16,8 +16,8 @@ from align.workload import Target, find_target
 def target_of(name: str, made: Any) -> Target:
     """A target named `name` that hands out what a target's function may return, or calls a function that does.
 
-    Models are copied first, as running them rounds and moves their weights in place. Raises TargetError, when the target
-    is loaded, for a model that cannot be copied.
+    Models are copied first, as running them rounds and moves their weights in place. Loading the target raises
+    TargetError for a model that cannot be copied.
     """
     if callable(made) and not isinstance(made, nn.Module):
         return Target(name, made)

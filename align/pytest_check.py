@@ -106,7 +106,7 @@ def _hints(workload: Any) -> tuple[str, ...]:
 def explain(checked: Checked) -> str:
     """Why a check failed: limits, outputs, worst nodes with figures, where it begins, where to look, how to bisect."""
     result = checked.result
-    report, run = result.report, checked.settings.run
+    report = result.report
     plan = next(row.plan for row in report.roles if row.role == "candidate")
     lines = [
         *gate_lines(result, top=0),
@@ -119,13 +119,15 @@ def explain(checked: Checked) -> str:
         f"  fused     {one_line(fused_line(report.choices))} ({plan.device}, {plan.dtype}; reference cpu, float32)",
         *(f"  hint      {hint}" for hint in checked.hints),
         f"  look      align show {report.folder}",
-        f"  bisect    {_bisect(checked.target, f'--device {plan.device} --dtype {run.dtype} --policy {checked.settings.judge.policy}')}",
+        f"  bisect    {_bisect(checked)}",
     ]
     return "\n".join(lines)
 
 
-def _bisect(target: tuple[str, ...], options: str) -> str:
-    command = one_line(f"align bisect {' '.join(target)} {options}")
+def _bisect(checked: Checked) -> str:
+    run, policy = checked.settings.run, checked.settings.judge.policy
+    options = f"--device {run.device} --dtype {run.dtype} --policy {policy}"
+    command = one_line(f"align bisect {' '.join(checked.target)} {options}")
     return f"{command} (functions you write, that return (model, inputs))" if _FILE in command else command
 
 
@@ -133,9 +135,8 @@ def _node(row: NodeRow) -> str:
     verdict = row.verdict
     allowed = f"; {verdict.metric} {figure(verdict.value)}, allowed {figure(verdict.limit)}" if verdict.metric else ""
     baseline = f", {against_baseline(row)}" if row.node.baseline is not None else ""
-    return one_line(
-        f"{row.node.key}: {row.status}, relative L2 {figure(row.candidate_error)}{baseline}, max abs {figure(row.max_abs)}{allowed}"
-    )
+    figures = f"relative L2 {figure(row.candidate_error)}{baseline}, max abs {figure(row.max_abs)}{allowed}"
+    return one_line(f"{row.node.key}: {row.status}, {figures}")
 
 
 def failures(checked: Checked) -> Iterator[str]:

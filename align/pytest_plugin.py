@@ -103,8 +103,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     made = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted if name in pyfuncitem.funcargs})
     if made is None:
         pytest.fail(f"a test marked {NAME} returns what is to be checked: (model, inputs)", pytrace=False)
+    check = pyfuncitem.funcargs[NAME]
+    assert isinstance(check, AlignCheck)
     try:
-        pyfuncitem.funcargs[NAME](made)
+        check(made)
     except pytest.fail.Exception as exc:  # the test's own lines are not to blame: show the reason only
         pytest.fail(str(exc), pytrace=False)
     return True

@@ -7,7 +7,8 @@ as written unless asked for, since the survey speaks of the first model only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Session:
         self._second: Target | None = find(settings.candidate) if settings.candidate else None
         self._options = RunOptions(settings.seed, settings.steps, settings.weights)
         self._executors: dict[frozenset[str] | str, Executor] = {}
+        self._inputs = ""
         self.sites: tuple[PlannedSite, ...] = ()
         self.widened: dict[str, int] = {}
         self.computing_paths: tuple[str, ...] = ()
@@ -78,6 +80,18 @@ class Session:
         self.computing_paths = _computing_paths(survey.graph)
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
         return outcome
+
+    @contextmanager
+    def on_inputs(self, name: str) -> Iterator[None]:
+        """Survey and run on one of the target's `input_sets` for the context; afterwards all is as it was surveyed before."""
+        before = self._inputs, self.sites, self.widened, self.computing_paths, self._asked
+        self._inputs = name
+        self.executor.use_inputs(name)
+        try:
+            yield
+        finally:
+            self._inputs, self.sites, self.widened, self.computing_paths, self._asked = before
+            self.executor.use_inputs(self._inputs)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
@@ -162,7 +176,9 @@ class Session:
                 workload = self.target.load(self.settings.seed, which)
             keeps = self.settings.dtype == "as-built"
             self._executors[which] = Executor(workload, self.device, None if keeps else self.dtype, self._options)
-        return self._executors[which]
+        executor = self._executors[which]
+        executor.use_inputs(self._inputs)
+        return executor
 
 
 

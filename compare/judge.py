@@ -9,7 +9,8 @@ A node's status, the first that holds:
                              with each other (errors equal within 1 %) far from the reference (relative L2 above 0.25
                              and 16 times what came in): both kernels are wrong in one way, or the reference is
     drift                    a figure of the policy's rule is over its limit (`judge_rules`); integers: they differ
-    collapsed                drift, with rows that are zero in the candidate but neither in reference nor baseline
+    collapsed                drift, with rows that are zero in the candidate but neither in reference nor baseline (not
+                             asked of rectified values, whose rows are zero now and then)
     pass                     otherwise
 The run's status is the worst fault of any node: an override is the way to accept one. A missing node decides only when
 it is a final output, or nothing was measured. No measured output: unknown, never pass.
@@ -217,7 +218,8 @@ def _rounded(seen: Evidence) -> Verdict:
     if not worst.is_over:
         return _verdict(seen, Status.PASS, worst, f"{worst.words}; allowed {worst.limit:.3g}")
     zero_rows = seen.candidate.zero_rows
-    if zero_rows > (seen.baseline.zero_rows if seen.baseline is not None else 0):
+    is_rectified = seen.candidate.min_reference == 0.0  # after ReLU, rows of zeros come and go with any error
+    if not is_rectified and zero_rows > (seen.baseline.zero_rows if seen.baseline is not None else 0):
         why = f"{zero_rows} rows are zero that are not zero in the reference; {worst.words}, allowed {worst.limit:.3g}"
         return _verdict(seen, Status.COLLAPSED, worst, why)
     return _verdict(seen, Status.DRIFT, worst, f"{worst.words}; allowed {worst.limit:.3g}")

@@ -49,6 +49,8 @@ class FloatFormat:
     @property
     def largest(self) -> float:
         """Largest finite value."""
+        if not self.mantissa_bits:  # a bare power of two: the all-ones code is NaN
+            return float(2.0 ** ((1 << self.exponent_bits) - 2 - self.bias))
         top = (1 << self.exponent_bits) - (2 if self.has_infinity else 1)
         fraction = 2.0 - self.epsilon
         if not self.has_infinity and self.has_negative_zero:  # the all-ones code is NaN

@@ -39,6 +39,7 @@ class _Watch:
         self._is_on = True
         self._handles: list[tuple[torch.Tensor, bool, Any]] = []
         self._counts: dict[tuple[str, str, int], int] = {}
+        self._hooked: set[int] = set()
 
     def output(self, key: NodeKey, tensor: torch.Tensor) -> None:
         """Hook a recorded output; the hook goes with the graph, so no handle is kept."""
@@ -50,7 +51,8 @@ class _Watch:
         if not self._observe.selection.admits((path, PARAMETER_OP, 0), type(module).__name__):
             return
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) not in self._hooked:  # tied ones have one gradient
+                self._hooked.add(id(parameter))
                 is_first = parameter._backward_hooks is None
                 self._handles.append((parameter, is_first, parameter.register_hook(self._recorder(path, name))))
 

@@ -79,8 +79,8 @@ class AlignRandom(Tap):
         return self._deliver(torch.randn(shape, generator=self._generator), device, dtype)
 
     def _in_place(self, call: Call) -> torch.Tensor:
-        target: torch.Tensor = call.args[0]
-        kwargs = {name: _host(v) for name, v in call.kwargs.items() if name != "generator"}
+        target: torch.Tensor = call.args[0] if call.args else call.kwargs["tensor"]  # torch.nn.init names all arguments
+        kwargs = {name: _host(v) for name, v in call.kwargs.items() if name not in {"generator", "tensor"}}
         work = torch.float32 if target.is_floating_point() else target.dtype
         scratch = torch.zeros(target.shape, dtype=work)
         call.func(scratch, *(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs)

@@ -77,12 +77,12 @@ def gate(
 
     flavour = _flavour(annotations)
     how = given(
-        target=target, candidate=candidate, device=device, dtype=dtype, fuse=tuple(fuse), no_fuse=tuple(no_fuse), flags=tuple(flag),
-        steps=steps, seed=seed, plan=str(plan or ""),
+        target=target, candidate=candidate, plan=str(plan or ""), device=device, dtype=dtype, fuse=tuple(fuse),
+        no_fuse=tuple(no_fuse), flags=tuple(flag), steps=steps, seed=seed,
     )  # fmt: skip
     limits = given(
-        policy=policy, min_speedup=min_speedup, max_slowdown=max_slowdown, max_memory_bytes=max_memory_bytes, min_coverage=min_coverage,
-        lock=str(lock or ""), limits=_limits(limit) if limit else None,
+        policy=policy, min_speedup=min_speedup, max_slowdown=max_slowdown, max_memory_bytes=max_memory_bytes,
+        min_coverage=min_coverage, lock=str(lock or ""), limits=_limits(limit) if limit else None,
     )  # fmt: skip
     settings = load_settings(config, {"run": how, "gate": limits, "timing": {"enabled": False} if no_timing else {}})
     if run is not None:

@@ -169,7 +169,7 @@ def _variable(variable: str, values: tuple[str, ...], usual: str) -> Flag:
     def write(value: str) -> None:
         if value != read():
             raise UsageError(
-                f"flag {_ENVIRONMENT}{variable} is {read()!r} and can be set only at process start, not to {value!r} now",
+                f"flag {_ENVIRONMENT}{variable} is {read()!r} and can be set at process start only, not to {value!r}",
                 f"start with {variable}={value} in the environment",
             )
 

@@ -28,7 +28,7 @@ def fusion_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """query [..., h, m, d], key and value [..., g, n, d]; torch's mask (True attends, or added) in the kernel's terms."""
+    """query [..., h, m, d], key and value [..., g, n, d]; torch's mask (True attends, or added), here turned around."""
     q, k, v = (_four_axes(tensor) for tensor in (query, key, value))
     options: dict[str, Any] = {"scale": query.shape[-1] ** -0.5 if scale is None else scale}
     if is_causal:

@@ -43,7 +43,7 @@ def native(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def npu(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """npu_grouped_matmul: x cut along its rows (group_type 0) by cumulative ends (group_list_type 0), one result (3)."""
+    """x cut along its rows (group_type 0) by cumulative ends (group_list_type 0), one result (3)."""
     found: Sequence[Tensor] = run_npu(
         "npu_grouped_matmul",
         [x],

@@ -73,7 +73,7 @@ class Substitute(Tap):
                 calls = item.match.calls
             for ident in calls:
                 self._work[ident] = work
-        self._shapes: dict[Any, Any] = {}
+        self._stand_ins: dict[Any, Any] = {}
         self.ran: dict[str, int] = {}
 
     def execute(self, call: Call) -> Any:
@@ -93,16 +93,20 @@ class Substitute(Tap):
         """See a site's canonical arguments and result; here nothing, for subclasses."""
 
     def _stand_in(self, call: Call, work: _Work) -> Any:
-        tensors = [tensor for _, tensor in walk_tensors((call.args, call.kwargs))]
-        key = (call.ident, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors))
-        like = self._shapes.get(key)
-        if like is None:
-            args, kwargs = map_tensors((call.args, call.kwargs), _meta)
-            if kwargs.get("device") is not None:
-                kwargs = kwargs | {"device": "meta"}
-            like = self._shapes[key] = call.func(*args, **kwargs)
-        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-        return map_tensors(like, lambda tensor: Placeholder(tensor, device, work.substitution.site.name))
+        """What an interior call returns; one placeholder serves every call with arguments of the same shapes."""
+        key = (call.ident, *(_look_of(value) for value in call.args), *(_look_of(value) for value in call.kwargs.values()))
+        made = self._stand_ins.get(key)
+        if made is None:
+            made = self._stand_ins[key] = self._make_stand_in(call, work.substitution.site.name)
+        return made
+
+    def _make_stand_in(self, call: Call, site: str) -> Any:
+        args, kwargs = map_tensors((call.args, call.kwargs), _meta)
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": "meta"}
+        like = call.func(*args, **kwargs)
+        device = next((tensor.device for _, tensor in walk_tensors((call.args, call.kwargs))), torch.device("cpu"))
+        return map_tensors(like, lambda tensor: Placeholder(tensor, device, site))
 
     def next_step(self, step: int) -> None:
         for work in self._work.values():
@@ -113,6 +117,20 @@ class Substitute(Tap):
             work.arguments = {}
         if isinstance(error, PlaceholderReadError) and not error.reader:
             error.reader = str(call)
+
+
+def _look_of(value: Any) -> Any:
+    """What the look of a call's output may depend on: placeholders by identity, as there is one for each look."""
+    if isinstance(value, Placeholder):
+        return id(value)
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.device
+    if isinstance(value, (tuple, list)):
+        return tuple(_look_of(item) for item in value)
+    return value if isinstance(value, _PLAIN) else id(value)
+
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -492,6 +492,20 @@ def test_an_entry_of_another_environment_is_not_reused(
     assert align("gate", "--run", "good").code == 0
 
 
+def test_gitlab_gets_a_code_quality_file_and_auto_needs_a_run_of_its_own(
+    align: Align, planted: Callable[[float], None], tmp_path: Path
+) -> None:
+    planted(1.03)
+    assert align("gate", "--no-timing", "--out", "bad", "--annotations", "gitlab", "-q").code == 1
+    (found,) = json.loads((tmp_path / "gl-code-quality-report.json").read_text())
+    assert found["location"]["path"] == "net.py"
+    ended = align("gate", "--run", "bad", "--policy", "auto")
+    assert ended.code == 2
+    assert "bad holds no perturbed runs" in ended.err
+    ignored = align("gate", "--run", "bad", "--policy", "ignore", "--limit", "b=0.5")
+    assert ignored.code == 0, ignored.out
+
+
 def test_wrong_use_ends_with_exit_2_and_two_lines(
     align: Align, planted: Callable[[float], None], tmp_path: Path
 ) -> None:

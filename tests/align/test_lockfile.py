@@ -92,10 +92,9 @@ def test_the_fingerprint_leaves_out_what_changes_no_result() -> None:
         ("threads", "2"),
         ("OMP_NUM_THREADS", "2"),
     )
-    report = RunReport(
-        "demo", "", (role,), Comparison((), Coverage(0, 0, 0, 0, 0, 0), has_baseline=True), Judgement("cann-l1", (), Status.PASS, ""),
-        environment=environment,
-    )  # fmt: skip
+    comparison = Comparison((), Coverage(0, 0, 0, 0, 0, 0), has_baseline=True)
+    judgement = Judgement("cann-l1", (), Status.PASS, "")
+    report = RunReport("demo", "", (role,), comparison, judgement, environment=environment)
     assert fingerprint(report) == (("device", "cpu"), ("dtype", "bfloat16"), ("threads", "2"), ("torch", "2.13.0"))
 
 

@@ -180,6 +180,8 @@ def test_light(request):
 
 
 def test_importing_the_plugin_imports_nothing_but_pytest_and_the_facade() -> None:
-    code = "import sys, pytest; old = set(sys.modules); import align.pytest_plugin; print(*sorted(set(sys.modules) - old))"
+    code = (
+        "import sys, pytest; old = set(sys.modules); import align.pytest_plugin; print(*sorted({*sys.modules} - old))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["align", "align.pytest_plugin"]

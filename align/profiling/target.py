@@ -1,0 +1,217 @@
+"""Profile a target: time baseline and candidate whole, then call by call, then look at layouts, waits and memory.
+
+Whole rounds carry no clock, so that they are what a user would see; the clocked rounds follow, the two plans in turn;
+what looks at tensors rides on a run of its own that nobody times.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from align.dumpers.choice import Plan
+from align.dumpers.errors import AlignError
+from align.environment import describe_environment
+from align.execute import Outcome
+from align.profiling.booking import (
+    Booking,
+    booking_of,
+    call_label,
+    call_times,
+    family_label,
+    grouped,
+    op_label,
+    path_label,
+    rebooked,
+    site_gains,
+    tiny_calls,
+)
+from align.profiling.cuda_kernels import profile_cuda
+from align.profiling.hot_spot import hot_spot
+from align.profiling.layout import Layout, Moment
+from align.profiling.memory import LiveOutputs
+from align.profiling.npu_kernels import profile_npu
+from align.profiling.remarks import remarks_on
+from align.profiling.shapes import distance, inputs_text, measure_shapes, step_rows
+from align.profiling.synchronisation import Synchronisations
+from align.profiling.values import CallTime, KernelTotal, Memory, PlanProfile, Profile, Shape, Step
+from align.progress import Reporter
+from align.session import Session
+from align.settings import RunSettings
+from align.taps.clock import Clock, ClockCost, Interval, clock_cost
+from align.timing import TimingOptions, measure_rounds, summarise
+
+FEWEST_TINY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """How long to measure: whole rounds, clocked rounds, rounds of every further input shape."""
+
+    timing: TimingOptions = TimingOptions(min_rounds=8, max_rounds=40, budget_seconds=5.0)
+    shapes: TimingOptions = TimingOptions(min_rounds=6, max_rounds=12, budget_seconds=2.0)
+    clocked_rounds: int = 5
+
+
+USUAL = ProfileOptions()
+
+
+@dataclass(slots=True)
+class _Job:
+    """One profile under way; `plans` and lists by role hold the baseline first."""
+
+    session: Session
+    options: ProfileOptions
+    progress: Reporter
+    reference: Outcome
+    plans: tuple[Plan, Plan]
+    cold: tuple[Outcome, Outcome]
+    cost: ClockCost
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the untimed run of a plan saw."""
+
+    layout: Layout
+    waits: Synchronisations
+    memory: Memory
+
+
+def profile_target(settings: RunSettings, progress: Reporter, options: ProfileOptions = USUAL) -> Profile:
+    """Profile both plans of a target. Raises AlignError for wrong settings and for models that fail."""
+    session = Session(settings)
+    with progress.stage("reference (cpu, float32)"):
+        reference = session.survey()
+    plans = session.baseline_plan(), session.candidate_plan()
+    with progress.stage("first runs"):
+        cold = session.run(plans[0])[0], session.run(plans[1])[0]
+    job = _Job(session, options, progress, reference, plans, cold, clock_cost(session.device), [])
+    return _profile(job)
+
+
+def _profile(job: _Job) -> Profile:
+    session, sites = job.session, job.session.sites
+    timing, steps = _whole_rounds(job)
+    calls, between = _clocked(job)
+    before, after = (_plan_profile(job, role, calls[role], between[role], _look(job, role)) for role in (0, 1))
+    before, after = replace(before, seconds=timing.baseline.median), replace(after, seconds=timing.candidate.median)
+    chains = booking_of(sites, job.plans[1], whole_chains=True)
+    spot = hot_spot(rebooked(calls[0], chains), rebooked(calls[1], chains))
+    shapes = (_own_shape(job, timing), *measure_shapes(session, job.options.shapes, job.progress))
+    return Profile(
+        session.settings.target, session.device.kind, session.device.name(), job.plans[0].dtype, timing, before, after,
+        site_gains(sites, job.plans[1], *calls), spot, shapes, steps, remarks_on(before, after, spot, session.device.kind),
+        job.cost.inside, job.cost.total, job.options.clocked_rounds, tuple(job.notes), describe_environment(session.device),
+    )  # fmt: skip
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def _whole_rounds(job: _Job) -> tuple[Any, tuple[Step, ...]]:
+    """Timing of whole rounds with the memory peaks, and the steps of the loop."""
+    session, steps, peaks = job.session, ([], []), [0.0, 0.0]  # type: ignore[var-annotated]
+
+    def once(role: int) -> float:
+        session.device.reset_peak_memory()
+        outcome = session.run(job.plans[role])[0]
+        peaks[role] = max(peaks[role], session.device.peak_memory())
+        steps[role].append(outcome.step_seconds)
+        return outcome.seconds
+
+    with job.progress.stage("timing"):
+        rounds = measure_rounds(lambda: once(0), lambda: once(1), job.options.timing)
+    counted = len(rounds.baseline)
+    medians = tuple(_medians(side[-counted:]) for side in steps)
+    timing = replace(
+        summarise(rounds, seed=job.options.timing.seed), peak_bytes_baseline=peaks[0], peak_bytes_candidate=peaks[1],
+        step_seconds_baseline=medians[0], step_seconds_candidate=medians[1],
+    )  # fmt: skip
+    values = [(*outcome.steps, outcome.result) for outcome in (*job.cold, job.reference)]
+    return timing, step_rows((medians[0], medians[1]), (values[0], values[1]), values[2])
+
+
+def _medians(rounds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(statistics.median(times) for times in zip(*rounds, strict=False))
+
+
+def _clocked(job: _Job) -> tuple[tuple[tuple[CallTime, ...], tuple[CallTime, ...]], tuple[float, float]]:
+    """Call times of both plans, and each one's host time outside calls."""
+    rounds: tuple[list[tuple[Interval, ...]], list[tuple[Interval, ...]]] = ([], [])
+    between: tuple[list[float], list[float]] = ([], [])
+    with job.progress.stage("call by call", job.options.clocked_rounds) as stage:
+        for done in range(job.options.clocked_rounds):
+            for role in (0, 1) if done % 2 == 0 else (1, 0):
+                clock = Clock(job.session.device)
+                outcome = job.session.run(job.plans[role], [clock])[0]
+                intervals = clock.intervals(job.cost)
+                rounds[role].append(intervals)
+                spent = sum(interval.host_seconds for interval in intervals) + job.cost.total * len(intervals)
+                between[role].append(max(0.0, outcome.seconds - spent))
+            stage.reach(done + 1)
+    bookings = Booking({}, {}), booking_of(job.session.sites, job.plans[1])
+    calls = call_times(rounds[0], bookings[0]), call_times(rounds[1], bookings[1])
+    return calls, (statistics.median(between[0]), statistics.median(between[1]))
+
+
+# -- one plan ---------------------------------------------------------------------------------------------------------
+
+
+def _look(job: _Job, role: int) -> _Looked:
+    device = job.session.device
+    layout, waits, live = Layout(), Synchronisations(device.kind), LiveOutputs()
+    with job.progress.stage(f"layouts and memory, {job.plans[role].role}"):
+        device.reset_peak_memory()
+        outcome = job.session.run(job.plans[role])[0]
+        device_peak = device.peak_memory()
+        job.session.run(job.plans[role], [layout, waits, live])
+    del outcome
+    peak, largest = live.peak()
+    return _Looked(layout, waits, Memory(device_peak, peak, largest))
+
+
+def _plan_profile(job: _Job, role: int, calls: tuple[CallTime, ...], between: float, looked: _Looked) -> PlanProfile:
+    seconds = {_moment(call): call.device_seconds for call in calls}
+    limit = tiny_limit(job.session.device.kind)
+    return PlanProfile(
+        job.plans[role], 0.0, sum(call.device_seconds for call in calls), sum(call.host_seconds for call in calls), between, len(calls),
+        grouped(calls, op_label), grouped(calls, path_label), grouped(calls, call_label), grouped(calls, family_label),
+        tiny_calls(calls, limit_seconds=limit, fewest=FEWEST_TINY), looked.layout.round_trips(seconds), looked.waits.waits(), looked.memory,
+        _kernels(job, role),
+    )  # fmt: skip
+
+
+def tiny_limit(kind: str) -> float:
+    """Seconds below which a call costs less than its dispatch: about 10 us on the CPU, 20 us with a launch to a device."""
+    return 10e-6 if kind == "cpu" else 20e-6
+
+
+def _moment(call: CallTime) -> Moment:
+    place, _, index = call.name.rpartition("#")
+    path, _, op = place.rpartition("/")
+    return call.step, (path, op, int(index))
+
+
+def _kernels(job: _Job, role: int) -> tuple[KernelTotal, ...]:
+    """What the device's own profiler says; a device without one, or one that fails, says nothing."""
+    profilers: dict[str, Callable[[Callable[[], Any]], tuple[KernelTotal, ...]]] = {"cuda": profile_cuda, "npu": profile_npu}
+    kind = job.session.device.kind
+    if kind not in profilers:
+        return ()
+    try:
+        return profilers[kind](lambda: job.session.run(job.plans[role]))
+    except AlignError as exc:
+        job.notes.append(f"{job.plans[role].role}: no kernel times: {exc.problem}")
+    except Exception as exc:  # profilers fail in many ways, and the profile stands without them
+        job.notes.append(f"{job.plans[role].role}: the device's profiler failed: {type(exc).__name__}: {exc}")
+    return ()
+
+
+def _own_shape(job: _Job, timing: Any) -> Shape:
+    """The row of the target's own inputs, whose first run was the very first of all."""
+    errors = [distance(outcome.result, job.reference.result) for outcome in job.cold]
+    return Shape("inputs", inputs_text(job.session), job.cold[0].seconds, job.cold[1].seconds, timing, errors[0], errors[1])
