@@ -26,7 +26,9 @@ def run(target: str = "demo", *, out: str | Path | None = None, force: bool = Fa
     Raises AlignError (two lines, an exit code) for wrong use and for models that fail.
     """
     settings = load_settings(Path(), by_section({"target": target, **options}))
-    return run_with_settings(settings, roles=("reference", "baseline", "candidate"), out=Path(out) if out else None, force=force)
+    return run_with_settings(
+        settings, roles=("reference", "baseline", "candidate"), out=Path(out) if out else None, force=force
+    )
 
 
 def by_section(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,14 +66,18 @@ def run_folder(out: Path | None, target: str, *, force: bool) -> Path:
     try:
         if folder.exists() and any(folder.iterdir()):
             if not force:
-                raise UsageError(f"run folder exists already: {folder}", "choose another --out, or add --force to overwrite it")
+                raise UsageError(
+                    f"run folder exists already: {folder}", "choose another --out, or add --force to overwrite it"
+                )
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as exc:
-        raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}", "choose another --out, or mend its permissions") from exc
+        raise UsageError(
+            f"cannot write to {folder}: {exc.strerror or exc}", "choose another --out, or mend its permissions"
+        ) from exc
     return folder
 
 
@@ -90,7 +96,6 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
 
 
 def bisect(target: str = "demo", *, out: str | Path | None = None, **options: Any) -> Any:

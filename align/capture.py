@@ -11,11 +11,12 @@ import contextlib
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -98,7 +99,9 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         )  # fmt: skip
         self._wire.__enter__()
         if self._grad:
-            self._stop_watching = watch_gradients(self._roots, self._observe, lambda: self._wire.step if self._wire else 0)
+            self._stop_watching = watch_gradients(
+                self._roots, self._observe, lambda: self._wire.step if self._wire else 0
+            )
         self._termination.begin()
 
     def step(self) -> None:
@@ -117,12 +120,16 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         if self._wire.unfused:
             notes.append(f"torch's fused encoder path is off while calls are observed: {_listed(self._wire.unfused)}")
         if self._observe.last is None:
-            notes.append("nothing was recorded: no call that the selection admits was seen (is the model compiled from outside?)")
+            notes.append(
+                "nothing was recorded: no call that the selection admits was seen (is the model compiled from outside?)"
+            )
         elif self._wire.silent:
             notes.append(f"modules with parameters that were never called: {_listed(self._wire.silent)}")
         return tuple(notes)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._wire is None or self._sink is None:
             return
         self._termination.defer()
@@ -151,7 +158,9 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         failure, last = self._observe.failure, self._observe.last
         where = f" in {failure.call} ({failure.type_name})" if failure is not None and failure.error is error else ""
         said = f": {text[0]}" if text else ""
-        return (f"stopped by {type(error).__name__}{where}{said}; last completed node: {last if last is not None else 'none'}",)
+        return (
+            f"stopped by {type(error).__name__}{where}{said}; last completed node: {last if last is not None else 'none'}",
+        )
 
 
 class _Terminated(KeyboardInterrupt):
@@ -196,10 +205,14 @@ def roots_of(model: Any) -> dict[str, nn.Module]:
     """The modules to name and their prefixes. Raises UsageError when there are none."""
     if isinstance(model, nn.Module):
         return {"": model}
-    parts = model if isinstance(model, Mapping) else getattr(model, "components", None) or getattr(model, "__dict__", {})
+    parts = (
+        model if isinstance(model, Mapping) else getattr(model, "components", None) or getattr(model, "__dict__", {})
+    )
     found = {str(name): part for name, part in parts.items() if isinstance(part, nn.Module)}
     if not found:
-        raise UsageError(f"{type(model).__name__} holds no torch modules", "give a module, a mapping of modules, or a pipeline")
+        raise UsageError(
+            f"{type(model).__name__} holds no torch modules", "give a module, a mapping of modules, or a pipeline"
+        )
     return found
 
 
@@ -244,7 +257,11 @@ def _rank_path(path: Path, rank: int, world: int) -> Path:
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    return ("python", platform.python_version()), ("torch", torch.__version__), ("threads", str(torch.get_num_threads()))
+    return (
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("threads", str(torch.get_num_threads())),
+    )
 
 
 def _device_of(roots: Mapping[str, nn.Module]) -> str:
@@ -254,3 +271,13 @@ def _device_of(roots: Mapping[str, nn.Module]) -> str:
 def _dtype_of(roots: Mapping[str, nn.Module]) -> str:
     floats = (tensor.dtype for root in roots.values() for tensor in root.parameters() if tensor.is_floating_point())
     return str(next(floats, torch.float32)).removeprefix("torch.")
+
+
+class _CallableModule(ModuleType):
+    """`align.capture` as a function: importing this file makes it an attribute of the package, in the function's place."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> capture:
+        return capture(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -15,7 +15,9 @@ from align.session import Session
 from align.settings import RunSettings
 
 DEVICES = ("npu", "cuda", "cpu")
-_ON_CHIP_BYTES = 32 << 20  # an interior map beyond any on-chip memory goes through main memory even inside a fused kernel
+_ON_CHIP_BYTES = (
+    32 << 20
+)  # an interior map beyond any on-chip memory goes through main memory even inside a fused kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,13 @@ def site_rows(target: str, device: str, dtype: str) -> tuple[SiteRow, ...]:
     session = Session(RunSettings(target=target, device=device, dtype=dtype))
     session.survey()
     return tuple(
-        SiteRow(str(planned.choice), planned.site.operator, planned.reason, planned.site.interior_nbytes, _doubt(planned.site.interior_nbytes))
+        SiteRow(
+            str(planned.choice),
+            planned.site.operator,
+            planned.reason,
+            planned.site.interior_nbytes,
+            _doubt(planned.site.interior_nbytes),
+        )
         for planned in session.sites
     )
 
@@ -77,7 +85,9 @@ def print_catalog(rows: Sequence[OperatorRow], console: Console) -> None:
     """The operators as a table."""
     table = Table("operator", "class", "fused kernels", "sites", "what it is", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.name, row.op_class, ", ".join(row.kernels) or "none", str(row.sites) if row.sites else "", row.summary)
+        table.add_row(
+            row.name, row.op_class, ", ".join(row.kernels) or "none", str(row.sites) if row.sites else "", row.summary
+        )
     console.print(table, markup=False)
 
 
@@ -85,6 +95,8 @@ def print_sites(rows: Sequence[SiteRow], console: Console) -> None:
     """The sites as a table."""
     table = Table("site", "saves", "here", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.site, nbytes(row.interior_nbytes) if row.interior_nbytes else "", row.reason or row.doubt or "fused")
+        table.add_row(
+            row.site, nbytes(row.interior_nbytes) if row.interior_nbytes else "", row.reason or row.doubt or "fused"
+        )
     console.print()
     console.print(table, markup=False)

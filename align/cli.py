@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, cast
 
 # Before torch is imported anywhere: a torch_npu without CANN must not break `import torch`; the npu device loads it itself.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
@@ -32,7 +33,7 @@ for name, command in {
     "run": run, "bisect": bisect, "gate": gate, "compare": compare, "show": show, "report": report, "profile": profile, "ops": ops,
     "doctor": doctor, "init": init, "import": import_dump,
 }.items():  # fmt: skip
-    app.command(name)(command)
+    app.command(name)(cast("Callable[..., None]", command))
 
 
 def main() -> NoReturn:
@@ -44,7 +45,9 @@ def main() -> NoReturn:
         sys.stderr.write(f"align: {exc.problem}\n       {exc.remedy}\n")
         code = exc.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("align: interrupted; what was finished is kept\n       run the same command again to start over\n")
+        sys.stderr.write(
+            "align: interrupted; what was finished is kept\n       run the same command again to start over\n"
+        )
         code = 130
     except BrokenPipeError:
         code = 0

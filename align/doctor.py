@@ -37,9 +37,16 @@ def examine() -> tuple[Finding, ...]:
 def _packages() -> Iterator[Finding]:
     for name in ("torch", "numpy", "h5py", "numba"):
         yield Finding(name, version_of(name) or "missing", bool(version_of(name)), f"pip install {name}")
-    for name, extra in (("torch-npu", "npu"), ("hdf5plugin", "compression"), ("scikit-learn", "attribution"), ("ray", "cluster")):
+    for name, extra in (
+        ("torch-npu", "npu"),
+        ("hdf5plugin", "compression"),
+        ("scikit-learn", "attribution"),
+        ("ray", "cluster"),
+    ):
         found = version_of(name)
-        yield Finding(name, found or "not installed (optional)", True, "" if found else f"pip install 'npu-align[{extra}]'")
+        yield Finding(
+            name, found or "not installed (optional)", True, "" if found else f"pip install 'npu-align[{extra}]'"
+        )
 
 
 def _devices() -> Iterator[Finding]:
@@ -61,23 +68,38 @@ def _dtypes(device: Device) -> list[str]:
 def _cann() -> Iterator[Finding]:
     home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
     if not home:
-        yield Finding("CANN", "ASCEND_HOME_PATH is not set", True, "on an Ascend machine: source /usr/local/Ascend/ascend-toolkit/set_env.sh")
+        yield Finding(
+            "CANN",
+            "ASCEND_HOME_PATH is not set",
+            True,
+            "on an Ascend machine: source /usr/local/Ascend/ascend-toolkit/set_env.sh",
+        )
     else:
         versions = sorted(Path(home).glob("**/version.info"))[:1]
         text = versions[0].read_text(errors="replace").strip().splitlines()[0] if versions else "no version.info"
         yield Finding("CANN", f"{home}: {text}", bool(versions), "check that the toolkit is complete")
     tool = shutil.which("npu-smi")
     if tool is None:
-        yield Finding("driver", "npu-smi not found", True, "install the Ascend driver and firmware, if this machine has an NPU")
+        yield Finding(
+            "driver", "npu-smi not found", True, "install the Ascend driver and firmware, if this machine has an NPU"
+        )
     else:
         done = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603 - a fixed command
-        yield Finding("driver", (done.stdout or done.stderr).strip().splitlines()[0], done.returncode == 0, "run npu-smi info by hand")
+        yield Finding(
+            "driver",
+            (done.stdout or done.stderr).strip().splitlines()[0],
+            done.returncode == 0,
+            "run npu-smi info by hand",
+        )
 
 
 def _kernels() -> Iterator[Finding]:
     for name in sorted({operator.name for operator in catalog()}):
         kinds = sorted({kind for operator in catalog() if operator.name == name for kind in operator.kernels})
-        yield Finding(f"operator {name}", f"fused kernels on {', '.join(kinds)}" if kinds else "no fused kernel, unfused form only")
+        yield Finding(
+            f"operator {name}",
+            f"fused kernels on {', '.join(kinds)}" if kinds else "no fused kernel, unfused form only",
+        )
 
 
 def _variables() -> Iterator[Finding]:

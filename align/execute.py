@@ -59,7 +59,10 @@ class Executor:
         self._original = _snapshot(self._model) if options.weights == "original" else None
         if low is not None:
             _convert(self._model, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor)
-        self._layout = {id(holder): {key: tensor.dtype for key, tensor in tensors.items()} for holder, tensors in _holders(self._model)}
+        self._layout = {
+            id(holder): {key: tensor.dtype for key, tensor in tensors.items()}
+            for holder, tensors in _holders(self._model)
+        }
         self.low = low or _lowest_dtype(self._model)
         self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, int]] = []
         self._place = ""
@@ -120,7 +123,12 @@ class Executor:
         return self._run(Cpu(), torch.float32, taps, on_value, sees_calls=True)
 
     def run_low(
-        self, taps: Sequence[Tap], *, on_value: Callable[[Any, Wire], None], sees_calls: bool = True, flags: Mapping[str, str] | None = None
+        self,
+        taps: Sequence[Tap],
+        *,
+        on_value: Callable[[Any, Wire], None],
+        sees_calls: bool = True,
+        flags: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Run on the device in the low dtype."""
         self.place_low()
@@ -128,7 +136,13 @@ class Executor:
             return self._run(self.device, None, taps, on_value, sees_calls=sees_calls)
 
     def _run(
-        self, device: Device, dtype: torch.dtype | None, taps: Sequence[Tap], on_value: Callable[[Any, Wire], None], *, sees_calls: bool
+        self,
+        device: Device,
+        dtype: torch.dtype | None,
+        taps: Sequence[Tap],
+        on_value: Callable[[Any, Wire], None],
+        *,
+        sees_calls: bool,
     ) -> Outcome:
         args, kwargs = self.workload.fresh_inputs(lambda tensor: self._input(tensor, device, dtype))
         wire = Wire({"": self._model}, taps, sees_calls=sees_calls)
@@ -143,7 +157,8 @@ class Executor:
                 outcome = _drive(self.workload, args, kwargs, self.options.steps, wire, device, on_value)
         if next(walk_tensors((outcome.result, outcome.steps)), None) is None:
             raise TargetError(
-                f"{self.workload.name} returned no tensor but a {type(outcome.result).__name__}", "return, or yield, tensors: they are what is compared"
+                f"{self.workload.name} returned no tensor but a {type(outcome.result).__name__}",
+                "return, or yield, tensors: they are what is compared",
             )
         return outcome
 
@@ -185,7 +200,9 @@ def _drive(
     return Outcome(result, tuple(yielded), marks[-1] - started, durations, wire.opaque)
 
 
-def _values(workload: Workload, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> Iterator[tuple[Any, bool]]:
+def _values(
+    workload: Workload, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int
+) -> Iterator[tuple[Any, bool]]:
     """Yield (value, is it the loop's result) from a step loop."""
     assert workload.loop is not None
     if steps and "steps" in inspect.signature(workload.loop).parameters:
@@ -193,7 +210,10 @@ def _values(workload: Workload, args: tuple[Any, ...], kwargs: dict[str, Any], s
     try:
         loop = workload.loop(workload.model, *args, **kwargs)
         if not inspect.isgenerator(loop):
-            raise TargetError(f"{workload.name}: loop returned {type(loop).__name__}", "write it as a generator: `yield` after every step")
+            raise TargetError(
+                f"{workload.name}: loop returned {type(loop).__name__}",
+                "write it as a generator: `yield` after every step",
+            )
         count = 0
         while True:
             try:
@@ -280,7 +300,9 @@ def _load(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def _lowest_dtype(model: nn.Module) -> torch.dtype:
-    dtypes = {tensor.dtype for _, tensors in _holders(model) for tensor in tensors.values() if tensor.is_floating_point()}
+    dtypes = {
+        tensor.dtype for _, tensors in _holders(model) for tensor in tensors.values() if tensor.is_floating_point()
+    }
     low = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes]
     return low[0] if low else torch.float32
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from align.compare.detail import detail
+from align.compare.model import ErrorDetail
 from align.dumpers.dtypes import Array, RawTensor, widen
 from align.dumpers.errors import AlignError
 from align.dumpers.model import NodeKey, Statistics, Storage
@@ -17,6 +18,8 @@ from align.reports.html import render_html
 from align.reports.model import RunReport
 from align.reports.pages import NodePage
 from align.reports.summary import node_rows, worst_first
+
+Cells = tuple[tuple[float, ...], ...]
 
 _CELLS = 96
 _LARGEST_DETAIL = 1 << 24  # elements; beyond it a page has statistics only, so that reports stay quick
@@ -43,12 +46,13 @@ def _pages(report: RunReport, folder: Path, count: int) -> tuple[NodePage, ...]:
 def _page(key: NodeKey, traces: dict[str, Trace]) -> NodePage:
     statistics = {role: _statistics(trace, key) for role, trace in traces.items()}
     reference, baseline, candidate = (_tensor(traces, role, key) for role in ("reference", "baseline", "candidate"))
-    map_, rows, columns = ((), "", "")
+    cells: Cells = ()
+    rows = columns = ""
     if candidate is not None and reference is not None and candidate.shape == reference.shape:
-        map_, rows, columns = error_map(candidate, reference)
+        cells, rows, columns = error_map(candidate, reference)
     return NodePage(
         key, statistics.get("reference"), statistics.get("baseline"), statistics.get("candidate"),
-        _detail(candidate, reference), _detail(baseline, reference), map_, rows, columns,
+        _detail(candidate, reference), _detail(baseline, reference), cells, rows, columns,
     )  # fmt: skip
 
 
@@ -72,13 +76,13 @@ def _tensor(traces: dict[str, Trace], role: str, key: NodeKey) -> RawTensor | No
         return None
 
 
-def _detail(mine: RawTensor | None, reference: RawTensor | None):  # type: ignore[no-untyped-def]
+def _detail(mine: RawTensor | None, reference: RawTensor | None) -> ErrorDetail | None:
     if mine is None or reference is None or mine.shape != reference.shape:
         return None
     return detail(mine, reference)
 
 
-def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[tuple[tuple[float, ...], ...], str, str]:
+def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[Cells, str, str]:
     """|c - r| as a picture: the last two axes (leading ones by maximum), reduced by maximum to at most 96 cells a side."""
     error = np.abs(np.asarray(widen(candidate), dtype=np.float64) - np.asarray(widen(reference), dtype=np.float64))
     if error.ndim == 0 or error.size == 0:

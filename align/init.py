@@ -6,7 +6,7 @@ from pathlib import Path
 
 from align.dumpers.errors import UsageError
 
-CONFIG = '''\
+CONFIG = """\
 # Settings of align; every key may be left out, the value shown is the default. Command-line options win over this file.
 
 [run]
@@ -40,7 +40,7 @@ min_speedup = 0.0
 max_slowdown = 0.0
 max_memory_bytes = 0
 min_coverage = 0.0
-'''
+"""
 
 TARGET = '''\
 """An example target for align: return a model and its inputs. Replace the model by your own."""

@@ -36,7 +36,14 @@ class MeasureSink:
             return
         self.nodes.append(
             NodeComparison(
-                record.key, record.order, record.kind, record.op_class, record.type_name, record.dtype, record.shape, Pairing.EXACT,
+                record.key,
+                record.order,
+                record.kind,
+                record.op_class,
+                record.type_name,
+                record.dtype,
+                record.shape,
+                Pairing.EXACT,
                 measure(mine, reference),
             )  # fmt: skip
         )
@@ -50,7 +57,9 @@ class MeasureSink:
         return Comparison(tuple(self.nodes), Coverage(count, count, 0, 0, 0, 0), has_baseline=False)
 
 
-def measure_floors(session: Session, plan: Plan, selection: Selection, reference: Trace, runs: int, stage: Stage) -> NoiseFloors:
+def measure_floors(
+    session: Session, plan: Plan, selection: Selection, reference: Trace, runs: int, stage: Stage
+) -> NoiseFloors:
     """Run the plan perturbed `runs` times and return every node's limit."""
     perturbed = []
     for run in range(runs):

@@ -44,7 +44,9 @@ def compare_files(asked: Comparing) -> RunReport:
         roles = tuple(
             _row(role, path, source)
             for role, path, source in (
-                ("reference", asked.reference, reference), ("baseline", asked.baseline, baseline), ("candidate", asked.candidate, candidate),
+                ("reference", asked.reference, reference),
+                ("baseline", asked.baseline, baseline),
+                ("candidate", asked.candidate, candidate),
             )  # fmt: skip
             if path is not None and source is not None
         )

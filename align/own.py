@@ -1,12 +1,12 @@
 """Operators and fusions of the user's own: an unfused form for a call the catalog does not know, or a fused module.
 
-    @align.replaces_call("npu_my_op")                     # or "myspace::my_op": any torch function or custom operator
-    def my_op(x, weight, scale=1.0):                      # the unfused form: same arguments, primitive calls
-        return torch.relu(x @ weight) * scale
+@align.replaces_call("npu_my_op")                     # or "myspace::my_op": any torch function or custom operator
+def my_op(x, weight, scale=1.0):                      # the unfused form: same arguments, primitive calls
+    return torch.relu(x @ weight) * scale
 
-    @align.fuses_module("unet.*.attn")                    # the fused form of modules; the choice is `my_attention`
-    def my_attention(module, x, mask=None):
-        return fast_attention(module.qkv(x), mask)
+@align.fuses_module("unet.*.attn")                    # the fused form of modules; the choice is `my_attention`
+def my_attention(module, x, mask=None):
+    return fast_attention(module.qkv(x), mask)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from align.dumpers.errors import UsageError
 from align.dumpers.model import OpClass
-from align.dumpers.survey import CallGraph, CallRecord
+from align.dumpers.survey import CallRecord
 from align.operators.base import Binding, Kernel, Match, Operator, Take
 from align.operators.registry import register
 
@@ -58,7 +58,9 @@ def _by_position(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called with arguments that are all named: positional ones by their place."""
 
     def call(**arguments: Any) -> Any:
-        places = sorted((name for name in arguments if name.startswith(_POSITION)), key=lambda name: int(name[len(_POSITION) :]))
+        places = sorted(
+            (name for name in arguments if name.startswith(_POSITION)), key=lambda name: int(name[len(_POSITION) :])
+        )
         named = {name: value for name, value in arguments.items() if not name.startswith(_POSITION)}
         return function(*(arguments[name] for name in places), **named)
 
@@ -100,7 +102,10 @@ def fuses_module(glob: str, *, unfused: Callable[..., Any] | None = None) -> Cal
     def decorate(fused: Form) -> Form:
         name = fused.__name__
         if name in _modules:
-            raise UsageError(f"fusion {name!r} is registered twice: for {_modules[name].glob!r} and {glob!r}", "give the second function another name")
+            raise UsageError(
+                f"fusion {name!r} is registered twice: for {_modules[name].glob!r} and {glob!r}",
+                "give the second function another name",
+            )
         _modules[name] = ModuleFusion(name, glob, fused, unfused)
         return fused
 

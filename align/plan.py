@@ -31,7 +31,9 @@ class PlannedSite:
         return self.site.choice
 
 
-def plan_sites(graph: CallGraph, operators: Iterable[Operator], device: Device, dtype: torch.dtype) -> tuple[PlannedSite, ...]:
+def plan_sites(
+    graph: CallGraph, operators: Iterable[Operator], device: Device, dtype: torch.dtype
+) -> tuple[PlannedSite, ...]:
     """Find the sites of a surveyed run and ask each one's kernel whether it can run here in this dtype."""
     planned = []
     for match in find_sites(graph, operators, device.kind):
@@ -54,7 +56,9 @@ def choose(choices: Iterable[Choice], fuse: Sequence[str], no_fuse: Sequence[str
     for glob in (*fuse, *no_fuse):
         if not any(choice.is_selected_by(glob) for choice in available):
             names = sorted({choice.name for choice in available})
-            raise UsageError(f"no choice matches {glob!r}", f"names found in this workload: {', '.join(names) or 'none'}")
+            raise UsageError(
+                f"no choice matches {glob!r}", f"names found in this workload: {', '.join(names) or 'none'}"
+            )
     chosen = (c for c in available if not fuse or any(c.is_selected_by(glob) for glob in fuse))
     return frozenset(c for c in chosen if not any(c.is_selected_by(glob) for glob in no_fuse))
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Stage(Protocol):
@@ -20,13 +28,8 @@ class Stage(Protocol):
 class Reporter(Protocol):
     """Shows stages."""
 
-    def stage(self, name: str, total: int = 0) -> _StageContext:
+    def stage(self, name: str, total: int = 0) -> AbstractContextManager[Stage]:
         """Begin a stage of `total` units, 0 if unknown."""
-
-
-class _StageContext(Protocol):
-    def __enter__(self) -> Stage: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 class _Quiet:

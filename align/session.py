@@ -125,7 +125,10 @@ class Session:
         else:
             chosen = choose((*self.fusions, *user), settings.fuse, settings.no_fuse)
         extra = frozenset(
-            [*(Choice.parse(f"precision:{text}") for text in settings.precision), *(Choice.parse(f"flag:{text}") for text in settings.flags)]
+            [
+                *(Choice.parse(f"precision:{text}") for text in settings.precision),
+                *(Choice.parse(f"flag:{text}") for text in settings.flags),
+            ]
         )
         return Plan("candidate", self.device.kind, self._dtype_name(), chosen | extra)
 
@@ -133,11 +136,16 @@ class Session:
         try:
             told = Plan.from_json(path.read_text(encoding="utf-8"))
         except OSError as exc:
-            raise UsageError(f"cannot read plan {path}: {exc.strerror}", "give a plan file that `align run` or `align bisect` wrote") from exc
+            raise UsageError(
+                f"cannot read plan {path}: {exc.strerror}", "give a plan file that `align run` or `align bisect` wrote"
+            ) from exc
         known = {*self.fusions, *(Choice(ChoiceKind.USER, name) for name in self.user_choices)}
         strange = sorted(c for c in told.choices if c.kind in (ChoiceKind.FUSION, ChoiceKind.USER) and c not in known)
         if strange:
-            raise UsageError(f"{path}: {strange[0]} does not exist in this workload", "the plan is of another model, device or version")
+            raise UsageError(
+                f"{path}: {strange[0]} does not exist in this workload",
+                "the plan is of another model, device or version",
+            )
         return Plan("candidate", self.device.kind, self._dtype_name(), told.choices)
 
     def _dtype_name(self) -> str:
@@ -146,7 +154,12 @@ class Session:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(
-        self, plan: Plan, taps: Sequence[Tap] = (), *, on_value: OnValue = ignore_value, substitute: Substitute | None = None
+        self,
+        plan: Plan,
+        taps: Sequence[Tap] = (),
+        *,
+        on_value: OnValue = ignore_value,
+        substitute: Substitute | None = None,
     ) -> tuple[Outcome, Substitute]:
         """Run a plan; the tap that ran its sites tells how often each one did. `substitute` replaces the usual tap."""
         executor = self._executor_of(plan)
@@ -179,7 +192,6 @@ class Session:
         executor = self._executors[which]
         executor.use_inputs(self._inputs)
         return executor
-
 
 
 def _computing_paths(graph: CallGraph) -> tuple[str, ...]:

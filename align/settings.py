@@ -113,14 +113,18 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not valid TOML: {exc}", "mend the file; `align init` writes a commented one") from exc
+        raise ConfigError(
+            f"{path} is not valid TOML: {exc}", "mend the file; `align init` writes a commented one"
+        ) from exc
 
 
 def _explain(path: Path, exc: ValidationError) -> ConfigError:
     error = exc.errors()[0]
     place = ".".join(str(part) for part in error["loc"])
     if error["type"] != "extra_forbidden":
-        return ConfigError(f"{path}: {place} = {error['input']!r}: {error['msg']}", "see the comments that `align init` writes")
+        return ConfigError(
+            f"{path}: {place} = {error['input']!r}: {error['msg']}", "see the comments that `align init` writes"
+        )
     known = _keys_beside(error["loc"])
     near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"

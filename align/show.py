@@ -53,19 +53,36 @@ def list_nodes(path: Path, console: Console, *, top: int, is_json: bool) -> None
     with open_source(path) as trace:
         header, nodes = trace.header, trace.nodes
         if is_json:
-            body = {"schema_version": 1, "header": plain(asdict(header)), "status": str(trace.status), "nodes": [_as_object(r) for r in nodes]}
+            body = {
+                "schema_version": 1,
+                "header": plain(asdict(header)),
+                "status": str(trace.status),
+                "nodes": [_as_object(r) for r in nodes],
+            }
             console.file.write(json.dumps(body) + "\n")
             return
-        _print_header(path, header.workload, f"{header.role} on {header.device} in {header.dtype}, seed {header.seed}", trace.status, console)
+        _print_header(
+            path,
+            header.workload,
+            f"{header.role} on {header.device} in {header.dtype}, seed {header.seed}",
+            trace.status,
+            console,
+        )
         table = Table("node", "type", "dtype", "shape", "|max|", "std", "kept", box=None, pad_edge=False)
         for record in nodes[: top or len(nodes)]:
             statistics = record.statistics
             numbers = (figure(statistics.absmax), figure(statistics.std)) if statistics else ("", "")
             name = Text(shorten(printable(str(record.key)), 44))
-            table.add_row(name, Text(printable(record.type_name)), record.dtype, _shape(record), *numbers, str(record.storage))
+            table.add_row(
+                name, Text(printable(record.type_name)), record.dtype, _shape(record), *numbers, str(record.storage)
+            )
         console.print(table)
         hidden = len(nodes) - (top or len(nodes))
-        console.print(f"{len(nodes)} nodes, {nbytes(sum(record.nbytes for record in nodes))}" + (f"; {hidden} not shown" if hidden > 0 else ""), markup=False)
+        console.print(
+            f"{len(nodes)} nodes, {nbytes(sum(record.nbytes for record in nodes))}"
+            + (f"; {hidden} not shown" if hidden > 0 else ""),
+            markup=False,
+        )
 
 
 def _print_header(path: Path, workload: str, run: str, status: RunStatus, console: Console) -> None:
@@ -90,7 +107,9 @@ def show_node(path: Path, text: str, console: Console, *, is_json: bool) -> None
         if is_json:
             console.file.write(json.dumps(_as_object(record)) + "\n")
             return
-        console.print(Text(f"{record.key}  {printable(record.type_name)}  {record.dtype}  {_shape(record)}  {record.storage}"))
+        console.print(
+            Text(f"{record.key}  {printable(record.type_name)}  {record.dtype}  {_shape(record)}  {record.storage}")
+        )
         if record.producers:
             console.print(Text("reads " + ", ".join(printable(str(key)) for key in record.producers)))
         if record.note:

@@ -65,7 +65,12 @@ class Job:
 
 
 def run_three_way(
-    settings: Settings, folder: Path, roles: Sequence[str], progress: Reporter, *, find: Callable[[str], Target] = find_target
+    settings: Settings,
+    folder: Path,
+    roles: Sequence[str],
+    progress: Reporter,
+    *,
+    find: Callable[[str], Target] = find_target,
 ) -> RunReport:
     """Do the whole job into a folder that exists and is empty; return everything that was found out."""
     job = Job(settings, folder, tuple(roles), progress, find)
@@ -98,7 +103,10 @@ def _run_reference(job: Job) -> None:
             job.session.survey()
         return
     plan = Plan("reference", "cpu", "float32")
-    with job.progress.stage("reference (cpu, float32)") as stage, _recording(job, plan, stage, {}, Dataflow()) as record:
+    with (
+        job.progress.stage("reference (cpu, float32)") as stage,
+        _recording(job, plan, stage, {}, Dataflow()) as record,
+    ):
         outcome = job.session.survey([record.observe], on_value=record.on_value)
     job.nodes = record.count
     _finish_role(job, plan, outcome, record)
@@ -122,15 +130,21 @@ def _run_unobserved(job: Job, plan: Plan, observed: str) -> str:
             return unobserved
         again = digest_of(job.session.run(plan)[0].result)
     if again != unobserved:
-        job.notes.append(f"{plan.role} is not deterministic: two equal runs give different outputs (stale state, races, or random numbers)")
+        job.notes.append(
+            f"{plan.role} is not deterministic: two equal runs give different outputs (stale state, races, or random numbers)"
+        )
     else:
-        job.notes.append(f"observing changes the {plan.role}: its node figures describe another program than the one that runs unobserved")
+        job.notes.append(
+            f"observing changes the {plan.role}: its node figures describe another program than the one that runs unobserved"
+        )
     return unobserved
 
 
 def _sites_on(sites: Sequence[PlannedSite], plan: Plan) -> dict[CallId, str]:
     return {
-        planned.match.calls[-1]: planned.site.name for planned in sites if planned.choice in plan.choices and planned.kernel is not None
+        planned.match.calls[-1]: planned.site.name
+        for planned in sites
+        if planned.choice in plan.choices and planned.kernel is not None
     }
 
 
@@ -218,7 +232,9 @@ def _note_widening(job: Job) -> None:
     widened = job.session.widened
     if widened:
         first = ", ".join(sorted(widened)[:3])
-        job.notes.append(f"{sum(widened.values())} low-precision casts in the model were widened in the reference: {first}")
+        job.notes.append(
+            f"{sum(widened.values())} low-precision casts in the model were widened in the reference: {first}"
+        )
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -250,7 +266,9 @@ def _floors(job: Job, baseline: Plan, reference: Trace) -> NoiseFloors | None:
         return measure_floors(job.session, baseline, selection_of(job.settings), reference, told.perturbed_runs, stage)
 
 
-def judge_as_told(settings: Settings, comparison: Comparison, outputs: tuple[NodeKey, ...], floors: NoiseFloors | None) -> Judgement:
+def judge_as_told(
+    settings: Settings, comparison: Comparison, outputs: tuple[NodeKey, ...], floors: NoiseFloors | None
+) -> Judgement:
     """Judge under the settings' policy and overrides."""
     overrides = tuple((glob, policy_named(name)) for glob, name in settings.judge.overrides.items())
     return judge(comparison, policy_named(settings.judge.policy), overrides=overrides, outputs=outputs, floors=floors)
@@ -291,11 +309,15 @@ def _median_steps(rounds: list[tuple[float, ...]]) -> tuple[float, ...]:
 # -- telling ----------------------------------------------------------------------------------------------------------
 
 
-def _report(job: Job, plans: dict[str, Plan], comparison: Comparison, judgement: Judgement, timing: Timing | None) -> RunReport:
+def _report(
+    job: Job, plans: dict[str, Plan], comparison: Comparison, judgement: Judgement, timing: Timing | None
+) -> RunReport:
     for role in job.roles:
         if role in plans:
             (job.folder / f"{role}.plan.json").write_text(plans[role].to_json() + "\n", encoding="utf-8")
-    sites = {"sites": [{"name": p.site.name, "calls": list(p.site.calls), "reason": p.reason} for p in job.session.sites]}
+    sites = {
+        "sites": [{"name": p.site.name, "calls": list(p.site.calls), "reason": p.reason} for p in job.session.sites]
+    }
     (job.folder / "sites.json").write_text(json.dumps(sites, indent=1) + "\n", encoding="utf-8")
     floors = tuple(NodeFloor(str(limit.key), limit.rel_l2) for limit in job.floors.limits) if job.floors else ()
     report = RunReport(
@@ -317,11 +339,21 @@ def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[C
         if node.candidate is not None:
             name = node.key.call_name
             if name not in worst or node.candidate.rel_l2 > worst[name][0]:
-                worst[name] = (node.candidate.rel_l2, node.baseline.rel_l2 if node.baseline else float("nan"), str(node.key))
+                worst[name] = (
+                    node.candidate.rel_l2,
+                    node.baseline.rel_l2 if node.baseline else float("nan"),
+                    str(node.key),
+                )
     rows = []
     for planned in session.sites:
         error, base, key = worst.get(planned.site.output, (float("nan"), float("nan"), ""))
-        state = ChoiceState.UNAVAILABLE if planned.reason else ChoiceState.ON if planned.choice in plan.choices else ChoiceState.OFF
+        state = (
+            ChoiceState.UNAVAILABLE
+            if planned.reason
+            else ChoiceState.ON
+            if planned.choice in plan.choices
+            else ChoiceState.OFF
+        )
         label = planned.reason or (planned.kernel.label if planned.kernel else "")
         rows.append(ChoiceRow(planned.choice, state, label, key, error, base, planned.site.interior_nbytes))
     known = {row.choice for row in rows}
@@ -332,4 +364,3 @@ def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[C
         if Choice(ChoiceKind.USER, name) not in plan.choices
     )
     return tuple(rows)
-

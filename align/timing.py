@@ -98,9 +98,14 @@ def summarise(rounds: Rounds, *, seed: int = 0) -> Timing:
     confidence, warnings = confidence_of(low, high), unsteadiness(rounds)
     if len(ratios) < FEWEST_ROUNDS:
         confidence = Confidence.CANNOT_TELL
-        warnings = (f"only {len(ratios)} rounds: fewer than {FEWEST_ROUNDS} cannot name a winner; raise [timing] budget_seconds", *warnings)
+        warnings = (
+            f"only {len(ratios)} rounds: fewer than {FEWEST_ROUNDS} cannot name a winner; raise [timing] budget_seconds",
+            *warnings,
+        )
     speedup = float(np.median(ratios))
-    return Timing(quantiles(rounds.baseline), quantiles(rounds.candidate), speedup, low, high, confidence, warnings=warnings)
+    return Timing(
+        quantiles(rounds.baseline), quantiles(rounds.candidate), speedup, low, high, confidence, warnings=warnings
+    )
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
@@ -120,7 +125,9 @@ def median_interval(values: Floats, *, seed: int) -> tuple[float, float]:
     return min(low, exact_low), max(high, exact_high)
 
 
-def bootstrap_interval(values: Floats, *, seed: int, draws: int = 2000, confidence: float = 0.95) -> tuple[float, float]:
+def bootstrap_interval(
+    values: Floats, *, seed: int, draws: int = 2000, confidence: float = 0.95
+) -> tuple[float, float]:
     """Percentile bootstrap interval of the median."""
     random = np.random.default_rng(seed)
     picks = random.integers(0, len(values), size=(draws, len(values)))
@@ -169,7 +176,9 @@ def unsteadiness(rounds: Rounds) -> tuple[str, ...]:
             found.append(f"{name} rounds vary by {100 * (p90 - p10) / median:.0f} %: {_cause(values, median)}")
         if warm_up and max(warm_up) > _COMPILING * median:
             times = max(warm_up) / median
-            found.append(f"a discarded first round of the {name} took {times:.0f} times its median: compilation or first use of a shape")
+            found.append(
+                f"a discarded first round of the {name} took {times:.0f} times its median: compilation or first use of a shape"
+            )
     return tuple(found)
 
 

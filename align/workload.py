@@ -74,7 +74,9 @@ class Target:
                 raise
             except Exception as exc:
                 where = _last_line_of(exc)
-                raise TargetError(f"{self.text} raised {type(exc).__name__}: {exc}{where}", "make the function run on its own first") from exc
+                raise TargetError(
+                    f"{self.text} raised {type(exc).__name__}: {exc}{where}", "make the function run on its own first"
+                ) from exc
         return _workload(self.text, made)
 
 
@@ -122,7 +124,10 @@ def _run_import(action: Callable[[], Any], name: str) -> Any:
     except ModuleNotFoundError as exc:
         raise TargetError(f"cannot import {name}: {exc}", "install what it needs, or check the module's name") from exc
     except Exception as exc:
-        raise TargetError(f"importing {name} raised {type(exc).__name__}: {exc}{_last_line_of(exc)}", "make the file import on its own first") from exc
+        raise TargetError(
+            f"importing {name} raised {type(exc).__name__}: {exc}{_last_line_of(exc)}",
+            "make the file import on its own first",
+        ) from exc
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def ratio(value: float, base: float) -> float:
 class Status(StrEnum):
     """What we say of a node."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105
     DRIFT = "drift"
     NONFINITE = "nonfinite"
     COLLAPSED = "collapsed"
@@ -204,6 +204,15 @@ class Judgement:
 
 
 __all__ = [
-    "Comparison", "Coverage", "ErrorDetail", "Judgement", "Measures", "NodeComparison", "NodeRecord", "Pairing",
-    "Status", "Verdict", "ratio",
+    "Comparison",
+    "Coverage",
+    "ErrorDetail",
+    "Judgement",
+    "Measures",
+    "NodeComparison",
+    "NodeRecord",
+    "Pairing",
+    "Status",
+    "Verdict",
+    "ratio",
 ]

@@ -109,7 +109,12 @@ class Plan:
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, sorted choices."""
-        body = {"role": self.role, "device": self.device, "dtype": self.dtype, "choices": sorted(map(str, self.choices))}
+        body = {
+            "role": self.role,
+            "device": self.device,
+            "dtype": self.dtype,
+            "choices": sorted(map(str, self.choices)),
+        }
         return json.dumps(body, sort_keys=True, indent=1)
 
     @classmethod

@@ -65,7 +65,7 @@ class UndecidedError(AlignError):
     exit_code = 3
 
 
-class InterruptedRun(AlignError):
+class InterruptedRun(AlignError):  # noqa: N818 - not an error of anyone's
     """The user or the system asked the run to stop."""
 
     exit_code = 130

@@ -16,7 +16,9 @@ from align.dumpers.errors import UsageError
 MODULE_OP = "forward"
 OUTPUT_OP = "output"
 """Op of the nodes that hold what the workload itself returned or yielded: `/output#0:slot@step`."""
-_KEY = re.compile(r"^(?P<path>.*)/(?P<op>[^/#:]+)#(?P<call>\d+):(?P<slot>[^@%]*)(?:@(?P<step>\d+))?(?:%(?P<rank>\d+))?$")
+_KEY = re.compile(
+    r"^(?P<path>.*)/(?P<op>[^/#:]+)#(?P<call>\d+):(?P<slot>[^@%]*)(?:@(?P<step>\d+))?(?:%(?P<rank>\d+))?$"
+)
 
 
 class NodeKind(StrEnum):
@@ -73,9 +75,13 @@ class NodeKey:
         """Read a key as `str(key)` wrote it. Raises UsageError when the text is not a key."""
         match = _KEY.match(text)
         if match is None:
-            raise UsageError(f"not a node key: {text!r}", "write it as module.path/op#call:slot, for example unet.mid/forward#0:0")
+            raise UsageError(
+                f"not a node key: {text!r}", "write it as module.path/op#call:slot, for example unet.mid/forward#0:0"
+            )
         part = match.groupdict()
-        return cls(part["path"], part["op"], int(part["call"]), part["slot"], int(part["step"] or 0), int(part["rank"] or 0))
+        return cls(
+            part["path"], part["op"], int(part["call"]), part["slot"], int(part["step"] or 0), int(part["rank"] or 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,9 @@ class Placeholder(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         site = next((item.site for item in args if isinstance(item, Placeholder)), "a fused site")
         raise PlaceholderReadError(
             f"{func} reads an interior value of {site}, which its fused kernel never computes",

@@ -63,7 +63,9 @@ class AlignRandom(Tap):
         if call.op == "rand":
             drawn = self._below_one(drawn)
         result = self._deliver(drawn, device, dtype or drawn.dtype)
-        return out.copy_(result) if out is not None else result
+        if isinstance(out, torch.Tensor):
+            return out.copy_(result)
+        return result
 
     def _like(self, call: Call) -> torch.Tensor:
         source = call.args[0] if call.args else call.kwargs["input"]

@@ -15,7 +15,9 @@ class Denoising:
     inputs: tuple[torch.Tensor, torch.Tensor]
 
     @staticmethod
-    def loop(model: UNet2DConditionModel, noise: torch.Tensor, text: torch.Tensor, steps: int = 2) -> Iterator[torch.Tensor]:
+    def loop(
+        model: UNet2DConditionModel, noise: torch.Tensor, text: torch.Tensor, steps: int = 2
+    ) -> Iterator[torch.Tensor]:
         """Denoise; every `yield` ends a step."""
         scheduler = DDIMScheduler(num_train_timesteps=1000)
         scheduler.set_timesteps(steps)

@@ -51,7 +51,12 @@ def test_comparing_and_reporting_never_import_torch(folder: str) -> None:
 
 
 def test_one_file_imports_h5py() -> None:
-    found = [path.name for folder in ORDER for path in modules(folder) if any(name.split(".")[0] == "h5py" for name in imports(path))]
+    found = [
+        path.name
+        for folder in ORDER
+        for path in modules(folder)
+        if any(name.split(".")[0] == "h5py" for name in imports(path))
+    ]
     assert found == ["store.py"]
 
 
@@ -67,7 +72,9 @@ def test_every_package_is_shipped() -> None:
 
 
 def run_python(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, env=_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, env=_environment()
+    )
     return done.stdout.strip()
 
 

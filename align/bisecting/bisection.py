@@ -113,7 +113,10 @@ class Bisection:
 
     def search(self, ranking: Mapping[Choice, float]) -> Outcome:
         """Search to the end; on Ctrl-C what is known so far is in the raised error's stead the result."""
-        accused = [Suspect(str(c), tuple(c.site.partition("/")[0].split(".")), ranking.get(c, 0.0)) for c in self.question.suspects]
+        accused = [
+            Suspect(str(c), tuple(c.site.partition("/")[0].split(".")), ranking.get(c, 0.0))
+            for c in self.question.suspects
+        ]
         rules = Rules(
             width=max(1, self.options.workers.jobs), max_probes=self.options.max_trials, repeats=self.options.repeats, audits=self.options.audits
         )  # fmt: skip
@@ -146,7 +149,9 @@ def fusion_question(session: Session) -> Question:
     candidate = session.candidate_plan()
     suspects = tuple(sorted(candidate.choices - session.baseline_plan().choices))
     if not suspects:
-        raise UsageError("baseline and candidate do not differ in any choice", "see `align ops TARGET` for what this device can fuse")
+        raise UsageError(
+            "baseline and candidate do not differ in any choice", "see `align ops TARGET` for what this device can fuse"
+        )
     return Question(candidate, suspects)
 
 
@@ -159,7 +164,9 @@ def precision_question(session: Session) -> Question:
     return Question(candidate, suspects, off)
 
 
-def bisect_session(trials: Trials, question: Question, workers: Workers, journal: Journal, options: BisectOptions, on_trial: OnTrial) -> BisectResult:
+def bisect_session(
+    trials: Trials, question: Question, workers: Workers, journal: Journal, options: BisectOptions, on_trial: OnTrial
+) -> BisectResult:
     """Search, prove and price. `trials` must be prepared."""
     bisection = Bisection(trials, workers, options, question, journal, on_trial)
     outcome = bisection.search(rank(bisection) if options.ranked else {})
@@ -199,7 +206,16 @@ def _card(bisection: Bisection, culprit: frozenset[str], outcome: Outcome, nothi
     alone = bisection.result(culprit)
     reproduced, attempts = (evidence.agreeing, evidence.asked) if evidence else (1, 1)
     text = f"with nothing else on, {alone.why}"
-    return CulpritCard(choices, choices[0].site, text, signature_of(bisection, choices), alone.drift, nothing.drift, reproduced, attempts)
+    return CulpritCard(
+        choices,
+        choices[0].site,
+        text,
+        signature_of(bisection, choices),
+        alone.drift,
+        nothing.drift,
+        reproduced,
+        attempts,
+    )
 
 
 def signature_of(bisection: Bisection, choices: Sequence[Choice]) -> str:
@@ -219,7 +235,10 @@ def _priced(bisection: Bisection, card: CulpritCard) -> CulpritCard:
     timing = compare_plans(bisection.session, without, bisection.plan(everything))
     scale = timing.candidate.median
     return replace(
-        card, seconds_cost=(timing.speedup - 1.0) * scale, seconds_low=(timing.low - 1.0) * scale, seconds_high=(timing.high - 1.0) * scale
+        card,
+        seconds_cost=(timing.speedup - 1.0) * scale,
+        seconds_low=(timing.low - 1.0) * scale,
+        seconds_high=(timing.high - 1.0) * scale,
     )
 
 

@@ -80,7 +80,9 @@ def run_bisect(request: BisectRequest, progress: Reporter) -> BisectDone:
     workers = start_workers(trials, settings.run, request.criterion, request.workers)
     try:
         with progress.stage(f"searching {len(question.suspects)} choices") as stage:
-            result = bisect_session(trials, question, workers, journal, options, lambda done, _total, _said: stage.reach(done))
+            result = bisect_session(
+                trials, question, workers, journal, options, lambda done, _total, _said: stage.reach(done)
+            )
         shared = _shared(request, trials, question, result, progress)
     finally:
         workers.close()

@@ -67,7 +67,8 @@ def share_out(trials: Trials, question: Question, limits: tuple[float, float], s
     bargains = tuple(Bargain(tuple(sorted(point.off)), point.drift, point.latency_loss) for point in points)
     total = sum(share.squared_error for share in fitted.shares) or math.nan
     rows = tuple(
-        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice]) for share in fitted.shares
+        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice])
+        for share in fitted.shares
     )
     return SharedGuilt(rows, bargains, _pick(bargains, limits), fitted.goodness, fitted.warnings)
 

@@ -39,9 +39,18 @@ def print_bisect(done: BisectDone, console: Console) -> None:
         _print_shared(done.shared, console)
     for note in result.notes:
         _line(console, f"  note: {note}", "yellow")
-    _line(console, f"\n{outcome.probes} probes, {outcome.confirmations} repeats, {done.trials} trials in this process; confidence {percent(outcome.confidence)}", "dim")
+    _line(
+        console,
+        f"\n{outcome.probes} probes, {outcome.confirmations} repeats, {done.trials} trials in this process; confidence {percent(outcome.confidence)}",
+        "dim",
+    )
     _line(console, f"Files  {done.artifacts.folder}")
-    for name in (done.artifacts.largest_passing, done.artifacts.smallest_failing, done.artifacts.snippet, *done.artifacts.scripts):
+    for name in (
+        done.artifacts.largest_passing,
+        done.artifacts.smallest_failing,
+        done.artifacts.snippet,
+        *done.artifacts.scripts,
+    ):
         if name:
             _line(console, f"  {name}")
 
@@ -66,7 +75,10 @@ def _print_card(card: CulpritCard, console: Console) -> None:
         _line(console, f"    looks like {card.signature}")
     _line(console, f"    reproduced {card.reproduced} of {card.attempts} times")
     if card.seconds_cost == card.seconds_cost:
-        _line(console, f"    switching it off costs {seconds(card.seconds_cost)} a run (95 % interval {seconds(card.seconds_low)} to {seconds(card.seconds_high)})")
+        _line(
+            console,
+            f"    switching it off costs {seconds(card.seconds_cost)} a run (95 % interval {seconds(card.seconds_low)} to {seconds(card.seconds_high)})",
+        )
 
 
 def _print_plan(done: BisectDone, console: Console) -> None:
@@ -79,7 +91,10 @@ def _print_plan(done: BisectDone, console: Console) -> None:
     what = "sites may stay low" if question.off else "fusions"
     _line(console, f"\nKeep {kept} of {total} {what}{share}", "bold")
     if done.artifacts.largest_passing:
-        _line(console, f"  align run {done.request.settings.run.target} --plan {done.artifacts.folder / done.artifacts.largest_passing}")
+        _line(
+            console,
+            f"  align run {done.request.settings.run.target} --plan {done.artifacts.folder / done.artifacts.largest_passing}",
+        )
 
 
 def _print_shared(shared: SharedGuilt, console: Console) -> None:
@@ -87,7 +102,10 @@ def _print_shared(shared: SharedGuilt, console: Console) -> None:
     for row in shared.shares[:8]:
         _line(console, f"  {percent(row.fraction):>7}  ({percent(row.low)} to {percent(row.high)})  {row.choice}")
     for bargain in shared.bargains[:8]:
-        _line(console, f"  switch off {len(bargain.off)}: drift {figure(bargain.drift)}, {seconds(bargain.seconds_lost)} lost a run")
+        _line(
+            console,
+            f"  switch off {len(bargain.off)}: drift {figure(bargain.drift)}, {seconds(bargain.seconds_lost)} lost a run",
+        )
     if shared.picked is not None:
         _line(console, f"  within your limits: switch off {', '.join(shared.picked.off) or 'nothing'}", "bold")
     for warning in shared.warnings:

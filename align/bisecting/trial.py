@@ -73,10 +73,14 @@ class Trials:
         outcome = self.session.survey([collect], on_value=collect.on_value)
         self._reference, self._reference_result = collect.values, outcome.result
         if not self._reference:
-            raise UndecidedError(f"nothing to judge: no node matches {self._criterion.nodes}", "give a glob over module paths or calls")
+            raise UndecidedError(
+                f"nothing to judge: no node matches {self._criterion.nodes}", "give a glob over module paths or calls"
+            )
         values, ran = self._collect(baseline)
         if self._criterion.has_baseline:
-            self._baseline = {key: measure(values[key], self._reference[key]) for key in self._reference if key in values}
+            self._baseline = {
+                key: measure(values[key], self._reference[key]) for key in self._reference if key in values
+            }
         if self._metric is not None and self._limit == 0.0:
             self._limit = 1.5 * self._user_error(ran.result)
         return self._judged(values, ran)
@@ -119,10 +123,14 @@ class Trials:
         kind = NodeKind.MODULE
         op_class = op_class_of(key.op, dtype)
         if value is None:
-            return NodeComparison(key, order, kind, op_class, key.op, dtype, reference.shape, Pairing.MISSING, problem="not in this run")
+            return NodeComparison(
+                key, order, kind, op_class, key.op, dtype, reference.shape, Pairing.MISSING, problem="not in this run"
+            )
         if value.shape != reference.shape:
             problem = f"shape {value.shape} against {reference.shape}"
-            return NodeComparison(key, order, kind, op_class, key.op, dtype, value.shape, Pairing.EXACT, problem=problem)
+            return NodeComparison(
+                key, order, kind, op_class, key.op, dtype, value.shape, Pairing.EXACT, problem=problem
+            )
         return NodeComparison(
             key, order, kind, op_class, key.op, dtype, value.shape, Pairing.EXACT, measure(value, reference), self._baseline.get(key)
         )  # fmt: skip
@@ -132,10 +140,12 @@ class Trials:
         try:
             return float(self._metric(result, self._reference_result))
         except Exception as exc:
-            raise TargetError(f"{self._criterion.metric} raised {type(exc).__name__}: {exc}", "it is called as metric(candidate, reference)") from exc
+            raise TargetError(
+                f"{self._criterion.metric} raised {type(exc).__name__}: {exc}",
+                "it is called as metric(candidate, reference)",
+            ) from exc
 
 
 def load_metric(text: str) -> Metric:
     """The user's function of (candidate result, reference result). Raises TargetError when it is not there."""
     return find_target(text).build
-

@@ -18,10 +18,17 @@ def bisect(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32, or as-built", show_default=False)] = "",
     fuse: Fuse = [],
     no_fuse: NoFuse = [],
-    flag: Annotated[list[str], typer.Option(help="a device flag of the candidate: name=value", show_default=False)] = [],
+    flag: Annotated[
+        list[str], typer.Option(help="a device flag of the candidate: name=value", show_default=False)
+    ] = [],
     precision: Annotated[bool, typer.Option("--precision", help="ask which modules must stay in float32")] = False,
-    nodes: Annotated[list[str], typer.Option(help="judge these nodes instead of the results (globs)", show_default=False)] = [],
-    metric: Annotated[str, typer.Option(help="judge by your function: file.py:name(candidate, reference) -> error", show_default=False)] = "",
+    nodes: Annotated[
+        list[str], typer.Option(help="judge these nodes instead of the results (globs)", show_default=False)
+    ] = [],
+    metric: Annotated[
+        str,
+        typer.Option(help="judge by your function: file.py:name(candidate, reference) -> error", show_default=False),
+    ] = "",
     max_error: Annotated[float, typer.Option(help="limit of the metric; 0 is 1.5 times the baseline's")] = 0.0,
     policy: Annotated[str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard or cosine", show_default=False)] = "",
     steps: Annotated[int, typer.Option(help="steps of the loop; 0 leaves it to the workload")] = 0,
@@ -34,7 +41,10 @@ def bisect(
     ray: Annotated[str, typer.Option(help="address of a Ray cluster to run trials on", show_default=False)] = "",
     max_latency_loss: Annotated[float, typer.Option(help="shared guilt: seconds you would give up")] = 0.0,
     max_drift: Annotated[float, typer.Option(help="shared guilt: drift you would accept")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="folder for plans, journal and scripts; a killed bisect resumes there", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder for plans, journal and scripts; a killed bisect resumes there", show_default=False),
+    ] = None,
     config: Config = Path("align.toml"),
     json: Json = False,
 ) -> None:

@@ -26,7 +26,12 @@ def doctor(json: Json = False) -> None:
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
-        table.add_row("ok" if finding.is_good else "!!", finding.subject, finding.found, f"-> {finding.remedy}" if finding.remedy else "")
+        table.add_row(
+            "ok" if finding.is_good else "!!",
+            finding.subject,
+            finding.found,
+            f"-> {finding.remedy}" if finding.remedy else "",
+        )
     console().print(table, markup=False)
 
 
@@ -43,7 +48,16 @@ def ops(
 
     sites = site_rows(target, device, dtype) if target else ()
     if json:
-        write(dumps({"schema_version": 1, "operators": [row.as_object() for row in catalog_rows(sites)], "sites": [row.as_object() for row in sites]}, indent=1))
+        write(
+            dumps(
+                {
+                    "schema_version": 1,
+                    "operators": [row.as_object() for row in catalog_rows(sites)],
+                    "sites": [row.as_object() for row in sites],
+                },
+                indent=1,
+            )
+        )
         return
     print_catalog(catalog_rows(sites), console())
     if target:

@@ -28,7 +28,9 @@ def profile(
     from align.profiling.tell import print_profile, to_json
     from align.settings import load_settings
 
-    run = given(target=target, device=device, dtype=dtype, fuse=tuple(fuse), no_fuse=tuple(no_fuse), steps=steps, seed=seed)
+    run = given(
+        target=target, device=device, dtype=dtype, fuse=tuple(fuse), no_fuse=tuple(no_fuse), steps=steps, seed=seed
+    )
     found = profile_target(load_settings(config, {"run": run}).run, progress(json))
     if json:
         write(to_json(found))

@@ -17,22 +17,32 @@ def run(
     baseline: Annotated[bool, typer.Option("--baseline", help="run the unfused baseline")] = False,
     no_reference: Annotated[bool, typer.Option("--no-reference", help="skip the CPU FP32 reference")] = False,
     candidate: Annotated[str, typer.Option(help="your own fused variant: file.py:function", show_default=False)] = "",
-    plan: Annotated[Path | None, typer.Option(help="run the choices of a plan file as the candidate", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="run the choices of a plan file as the candidate", show_default=False)
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or npu", show_default=False)] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32, or as-built", show_default=False)] = "",
-    weights: Annotated[str, typer.Option(help="reference weights: same (rounded, then widened) or original", show_default=False)] = "",
+    weights: Annotated[
+        str, typer.Option(help="reference weights: same (rounded, then widened) or original", show_default=False)
+    ] = "",
     fuse: Fuse = [],
     no_fuse: NoFuse = [],
-    precision: Annotated[list[str], typer.Option(help="run a site in another dtype: float32@path", show_default=False)] = [],
+    precision: Annotated[
+        list[str], typer.Option(help="run a site in another dtype: float32@path", show_default=False)
+    ] = [],
     flag: Annotated[list[str], typer.Option(help="set a device flag: name=value", show_default=False)] = [],
     steps: Annotated[int, typer.Option(help="steps of the loop; 0 leaves it to the workload")] = 0,
     seed: Annotated[int, typer.Option(help="seed of weights and random numbers")] = 0,
-    policy: Annotated[str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard, cosine or auto", show_default=False)] = "",
+    policy: Annotated[
+        str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard, cosine or auto", show_default=False)
+    ] = "",
     level: Annotated[str, typer.Option(help="module, call or both", show_default=False)] = "",
     keep: Annotated[str, typer.Option(help="tensors, stats or sample", show_default=False)] = "",
     max_bytes: Annotated[int, typer.Option(help="byte budget of each trace; 0 is none")] = 0,
     no_timing: Annotated[bool, typer.Option("--no-timing", help="skip timing")] = False,
-    out: Annotated[Path | None, typer.Option(help="run folder; made anew under align_runs/ by default", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; made anew under align_runs/ by default", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing run folder")] = False,
     check: Annotated[bool, typer.Option("--check", help="exit 1 on drift, 3 if undecided")] = False,
     top: Annotated[int, typer.Option(help="how many nodes to list")] = 10,

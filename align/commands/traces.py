@@ -36,7 +36,10 @@ def show(
 
 def report(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="where to write it; report.html in the run folder by default", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="where to write it; report.html in the run folder by default", show_default=False),
+    ] = None,
     details: Annotated[int, typer.Option(help="nodes that get a page with histogram and error map")] = 200,
 ) -> None:
     """Write the HTML report of a run: one file that works offline."""
@@ -48,7 +51,9 @@ def report(
 
 
 def import_dump(
-    source: Annotated[Path, typer.Argument(help="msprobe dump, Polygraphy results, .npz or folder of .npy, safetensors")],
+    source: Annotated[
+        Path, typer.Argument(help="msprobe dump, Polygraphy results, .npz or folder of .npy, safetensors")
+    ],
     out: Annotated[Path, typer.Argument(help="the trace to write")],
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing trace")] = False,
 ) -> None:

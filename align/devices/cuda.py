@@ -53,8 +53,18 @@ class Cuda(Device):
         matmul = torch.backends.cuda.matmul
         items = (
             switch("cuda.matmul.allow_tf32", matmul, "allow_tf32", exact=False),
-            switch("cuda.matmul.allow_fp16_reduced_precision_reduction", matmul, "allow_fp16_reduced_precision_reduction", exact=False),
-            switch("cuda.matmul.allow_bf16_reduced_precision_reduction", matmul, "allow_bf16_reduced_precision_reduction", exact=False),
+            switch(
+                "cuda.matmul.allow_fp16_reduced_precision_reduction",
+                matmul,
+                "allow_fp16_reduced_precision_reduction",
+                exact=False,
+            ),
+            switch(
+                "cuda.matmul.allow_bf16_reduced_precision_reduction",
+                matmul,
+                "allow_bf16_reduced_precision_reduction",
+                exact=False,
+            ),
             switch("cuda.cudnn.allow_tf32", torch.backends.cudnn, "allow_tf32", exact=False),
             switch("cuda.cudnn.deterministic", torch.backends.cudnn, "deterministic", exact=True),
             switch("cuda.cudnn.benchmark", torch.backends.cudnn, "benchmark", exact=False),

@@ -28,7 +28,10 @@ def select_device(kind: str) -> Device:
     device = _KINDS[name]()
     reason = device.why_unavailable()
     if reason:
-        raise DeviceError(f"device {kind!r} cannot be used: {reason}", "run `align doctor` to see what is missing, or use --device cpu")
+        raise DeviceError(
+            f"device {kind!r} cannot be used: {reason}",
+            "run `align doctor` to see what is missing, or use --device cpu",
+        )
     return device
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from align.dumpers.families import Family, family_of
 from align.profiling.values import Group, HotSpot, PlanProfile, Remark, RoundTrip, Turning
@@ -46,19 +47,43 @@ def _moving(profile: PlanProfile) -> list[Group]:
 
 
 def _trips(profile: PlanProfile) -> Iterator[Remark]:
-    for trip in _costly(profile)[:_MOST]:
-        copied = f"{nbytes(trip.copied_nbytes)} copied" if trip.copied_nbytes else "views only"
-        text = (
-            f"{trip.turning} {trip.layout} -> {trip.other_layout} and back, {plural(trip.count, 'time')}: "
-            f"{trip.first} to {trip.last}, {seconds(trip.seconds)}, {copied}"
-        )
-        yield Remark("layout", profile.plan.role, text, _REMEDIES[trip.turning])
+    merged = merged_trips(profile.round_trips)
+    layouts = [trip for trip in merged if trip.turning is not Turning.DTYPE]
+    casts = [trip for trip in merged if trip.turning is Turning.DTYPE]
+    for trip in (*layouts[:_MOST], *casts[:1]):
+        yield Remark("layout", profile.plan.role, trip_text(trip), _REMEDIES[trip.turning])
 
 
-def _costly(profile: PlanProfile) -> list[RoundTrip]:
-    """Round trips that copy; those of views alone only if none does."""
-    copying = [trip for trip in profile.round_trips if trip.copied_nbytes]
-    return copying or list(profile.round_trips)
+def merged_trips(trips: Iterable[RoundTrip]) -> tuple[RoundTrip, ...]:
+    """Trips of modules that differ by a number only (`blocks.*.attn`) as one; those that copy first, then the dearest."""
+    groups: dict[tuple[Turning, str, str, str, str], list[RoundTrip]] = {}
+    for trip in trips:
+        key = (trip.turning, _starred(trip.first), _starred(trip.last), trip.layout, trip.other_layout)
+        groups.setdefault(key, []).append(trip)
+    found = [
+        RoundTrip(*_names(key, members), sum(m.count for m in members), sum(m.seconds for m in members), sum(m.copied_nbytes for m in members))
+        for key, members in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda trip: (trip.copied_nbytes == 0, -trip.seconds, trip.first)))
+
+
+def _names(key: tuple[Turning, str, str, str, str], members: list[RoundTrip]) -> tuple[Turning, str, str, str, str]:
+    if len(members) > 1:
+        return key
+    only = members[0]
+    return only.turning, only.first, only.last, only.layout, only.other_layout
+
+
+def _starred(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=[./])", "*", name)
+
+
+def trip_text(trip: RoundTrip) -> str:
+    """A round trip in one line: what is turned, where, how often, and what that costs."""
+    copied = f"{nbytes(trip.copied_nbytes)} copied" if trip.copied_nbytes else "views only"
+    first, last = trip.first.rpartition("/"), trip.last.rpartition("/")
+    where = f"{first[0]} ({first[2]}, {last[2]})" if first[0] == last[0] else f"{trip.first} to {trip.last}"
+    return f"{trip.turning} {trip.layout} -> {trip.other_layout} and back in {where}: {plural(trip.count, 'time')}, {seconds(trip.seconds)}, {copied}"
 
 
 def _tiny(profile: PlanProfile, kind: str) -> Iterator[Remark]:

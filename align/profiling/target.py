@@ -13,6 +13,7 @@ from typing import Any
 
 from align.dumpers.choice import Plan
 from align.dumpers.errors import AlignError
+from align.dumpers.wire import Tap
 from align.environment import describe_environment
 from align.execute import Outcome
 from align.profiling.booking import (
@@ -41,7 +42,9 @@ from align.progress import Reporter
 from align.session import Session
 from align.settings import RunSettings
 from align.taps.clock import Clock, ClockCost, Interval, clock_cost
+from align.taps.substitute import Substitute
 from align.timing import TimingOptions, measure_rounds, summarise
+from align.wire_cost import seconds_per_call
 
 FEWEST_TINY = 200
 
@@ -68,8 +71,14 @@ class _Job:
     reference: Outcome
     plans: tuple[Plan, Plan]
     cold: tuple[Outcome, Outcome]
+    substitutes: tuple[Substitute, Substitute]
     cost: ClockCost
+    wire_seconds: float
     notes: list[str]
+
+    def run(self, role: int, taps: Sequence[Tap] = ()) -> Outcome:
+        """Run a plan again. The tap that runs its sites is kept: it knows by now what their interiors look like."""
+        return self.session.run(self.plans[role], taps, substitute=self.substitutes[role])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +97,18 @@ def profile_target(settings: RunSettings, progress: Reporter, options: ProfileOp
         reference = session.survey()
     plans = session.baseline_plan(), session.candidate_plan()
     with progress.stage("first runs"):
-        cold = session.run(plans[0])[0], session.run(plans[1])[0]
-    job = _Job(session, options, progress, reference, plans, cold, clock_cost(session.device), [])
+        (first, at_first), (second, at_second) = session.run(plans[0]), session.run(plans[1])
+    cost, wire = clock_cost(session.device), seconds_per_call()
+    job = _Job(session, options, progress, reference, plans, (first, second), (at_first, at_second), cost, wire, [])
     return _profile(job)
 
 
 def _profile(job: _Job) -> Profile:
     session, sites = job.session, job.session.sites
     timing, steps = _whole_rounds(job)
-    calls, between = _clocked(job)
-    before, after = (_plan_profile(job, role, calls[role], between[role], _look(job, role)) for role in (0, 1))
+    clocked = _clocked(job)
+    calls = clocked[0].calls, clocked[1].calls
+    before, after = (_plan_profile(job, role, clocked[role], _look(job, role)) for role in (0, 1))
     before, after = replace(before, seconds=timing.baseline.median), replace(after, seconds=timing.candidate.median)
     chains = booking_of(sites, job.plans[1], whole_chains=True)
     spot = hot_spot(rebooked(calls[0], chains), rebooked(calls[1], chains))
@@ -118,7 +129,7 @@ def _whole_rounds(job: _Job) -> tuple[Any, tuple[Step, ...]]:
 
     def once(role: int) -> float:
         session.device.reset_peak_memory()
-        outcome = session.run(job.plans[role])[0]
+        outcome = job.run(role)
         peaks[role] = max(peaks[role], session.device.peak_memory())
         steps[role].append(outcome.step_seconds)
         return outcome.seconds
@@ -139,23 +150,36 @@ def _medians(rounds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*rounds, strict=False))
 
 
-def _clocked(job: _Job) -> tuple[tuple[tuple[CallTime, ...], tuple[CallTime, ...]], tuple[float, float]]:
-    """Call times of both plans, and each one's host time outside calls."""
+@dataclass(frozen=True, slots=True)
+class _Clocked:
+    """What the clocked rounds of one plan gave. `tool_seconds` is our own part of an unclocked round."""
+
+    calls: tuple[CallTime, ...]
+    between_seconds: float
+    tool_seconds: float
+
+
+def _clocked(job: _Job) -> tuple[_Clocked, _Clocked]:
     rounds: tuple[list[tuple[Interval, ...]], list[tuple[Interval, ...]]] = ([], [])
-    between: tuple[list[float], list[float]] = ([], [])
+    whole: tuple[list[float], list[float]] = ([], [])
     with job.progress.stage("call by call", job.options.clocked_rounds) as stage:
         for done in range(job.options.clocked_rounds):
             for role in (0, 1) if done % 2 == 0 else (1, 0):
                 clock = Clock(job.session.device)
-                outcome = job.session.run(job.plans[role], [clock])[0]
-                intervals = clock.intervals(job.cost)
-                rounds[role].append(intervals)
-                spent = sum(interval.host_seconds for interval in intervals) + job.cost.total * len(intervals)
-                between[role].append(max(0.0, outcome.seconds - spent))
+                whole[role].append(job.run(role, [clock]).seconds)
+                rounds[role].append(clock.intervals(job.cost))
             stage.reach(done + 1)
     bookings = Booking({}, {}), booking_of(job.session.sites, job.plans[1])
-    calls = call_times(rounds[0], bookings[0]), call_times(rounds[1], bookings[1])
-    return calls, (statistics.median(between[0]), statistics.median(between[1]))
+    before, after = (_summed(job, rounds[role], whole[role], bookings[role]) for role in (0, 1))
+    return before, after
+
+
+def _summed(job: _Job, rounds: Sequence[tuple[Interval, ...]], whole: Sequence[float], booking: Booking) -> _Clocked:
+    spent = [sum(interval.host_seconds for interval in intervals) + job.cost.total * len(intervals) for intervals in rounds]
+    between = statistics.median(max(0.0, seconds - known) for seconds, known in zip(whole, spent, strict=True))
+    stand_ins = statistics.median(sum(interval.host_seconds for interval in found if interval.is_stand_in) for found in rounds)
+    tool = stand_ins + min(job.wire_seconds, job.cost.total) * len(rounds[0])
+    return _Clocked(call_times(rounds, booking), between, tool)
 
 
 # -- one plan ---------------------------------------------------------------------------------------------------------
@@ -166,19 +190,21 @@ def _look(job: _Job, role: int) -> _Looked:
     layout, waits, live = Layout(), Synchronisations(device.kind), LiveOutputs()
     with job.progress.stage(f"layouts and memory, {job.plans[role].role}"):
         device.reset_peak_memory()
-        outcome = job.session.run(job.plans[role])[0]
+        outcome = job.run(role)
         device_peak = device.peak_memory()
-        job.session.run(job.plans[role], [layout, waits, live])
+        job.run(role, [layout, waits, live])
     del outcome
     peak, largest = live.peak()
     return _Looked(layout, waits, Memory(device_peak, peak, largest))
 
 
-def _plan_profile(job: _Job, role: int, calls: tuple[CallTime, ...], between: float, looked: _Looked) -> PlanProfile:
+def _plan_profile(job: _Job, role: int, clocked: _Clocked, looked: _Looked) -> PlanProfile:
+    calls = clocked.calls
     seconds = {_moment(call): call.device_seconds for call in calls}
     limit = tiny_limit(job.session.device.kind)
     return PlanProfile(
-        job.plans[role], 0.0, sum(call.device_seconds for call in calls), sum(call.host_seconds for call in calls), between, len(calls),
+        job.plans[role], 0.0, sum(call.device_seconds for call in calls), sum(call.host_seconds for call in calls),
+        clocked.between_seconds, clocked.tool_seconds, len(calls),
         grouped(calls, op_label), grouped(calls, path_label), grouped(calls, call_label), grouped(calls, family_label),
         tiny_calls(calls, limit_seconds=limit, fewest=FEWEST_TINY), looked.layout.round_trips(seconds), looked.waits.waits(), looked.memory,
         _kernels(job, role),
@@ -203,7 +229,7 @@ def _kernels(job: _Job, role: int) -> tuple[KernelTotal, ...]:
     if kind not in profilers:
         return ()
     try:
-        return profilers[kind](lambda: job.session.run(job.plans[role]))
+        return profilers[kind](lambda: job.run(role))
     except AlignError as exc:
         job.notes.append(f"{job.plans[role].role}: no kernel times: {exc.problem}")
     except Exception as exc:  # profilers fail in many ways, and the profile stands without them

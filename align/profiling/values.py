@@ -121,6 +121,7 @@ class PlanProfile:
     seconds          median of whole rounds without the clock
     device_seconds, host_seconds   sums over all calls
     between_seconds  host time outside all calls: Python, and on an accelerator waiting for the device
+    tool_seconds     our own part of `seconds`: naming calls, standing in for what fused sites swallow
     """
 
     plan: Plan
@@ -128,6 +129,7 @@ class PlanProfile:
     device_seconds: float
     host_seconds: float
     between_seconds: float
+    tool_seconds: float
     calls: int
     by_op: tuple[Group, ...]
     by_path: tuple[Group, ...]
@@ -226,6 +228,12 @@ class Profile:
     rounds: int
     notes: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def own_speedup(self) -> float:
+        """Baseline over candidate with the tool's own part taken off both: an estimate of what a user would see."""
+        before, after = (plan.seconds - plan.tool_seconds for plan in (self.baseline, self.candidate))
+        return before / after if before > 0 and after > 0 else math.nan
 
     @property
     def saved_nbytes(self) -> int:

@@ -32,7 +32,9 @@ class WidenReference(Tap):
             call.func, call.args = torch.Tensor.float, call.args[:1]
             self._count(call)
         elif any(item in LOW for item in call.args if isinstance(item, torch.dtype)):
-            call.args = tuple(torch.float32 if isinstance(item, torch.dtype) and item in LOW else item for item in call.args)
+            call.args = tuple(
+                torch.float32 if isinstance(item, torch.dtype) and item in LOW else item for item in call.args
+            )
             self._count(call)
         if call.kwargs.get("dtype") in LOW:
             call.kwargs = call.kwargs | {"dtype": torch.float32}
@@ -103,7 +105,12 @@ _MARK = "_align_outside_dtype"
 
 
 def _is_inside(name: str, path: str, site: str) -> bool:
-    return path == site or path.startswith(site + ".") or fnmatch.fnmatchcase(name, site) or fnmatch.fnmatchcase(path, site)
+    return (
+        path == site
+        or path.startswith(site + ".")
+        or fnmatch.fnmatchcase(name, site)
+        or fnmatch.fnmatchcase(path, site)
+    )
 
 
 def _in_precision(tensor: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:

@@ -47,7 +47,19 @@ class ClockCost:
 class _Span:
     """A call under way, or done. A done one holds no call, so that no tensor lives longer for being timed."""
 
-    __slots__ = ("call", "end", "ident", "inner_device", "inner_host", "is_stand_in", "outer", "start", "started", "step", "stopped")
+    __slots__ = (
+        "call",
+        "end",
+        "ident",
+        "inner_device",
+        "inner_host",
+        "is_stand_in",
+        "outer",
+        "start",
+        "started",
+        "step",
+        "stopped",
+    )
 
     def __init__(self, call: Call, outer: _Span | None) -> None:
         self.call: Call | None = call

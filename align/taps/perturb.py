@@ -17,7 +17,12 @@ from align.dumpers.naming import map_tensors
 from align.dumpers.tensors import dtype_name
 from align.dumpers.wire import Call, Tap
 
-_CODES = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float64: torch.int64}
+_CODES = {
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float64: torch.int64,
+}
 _ONE_IN = 12
 
 

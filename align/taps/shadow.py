@@ -52,7 +52,11 @@ class Shadow(Substitute):
         if substitution.form is not Form.FUSED:
             return
         operator = substitution.match.operator
-        fused, exact, plain = _first(result), _first(in_float32(operator, arguments)), _first(operator.unfused(**_fresh(arguments)))
+        fused, exact, plain = (
+            _first(result),
+            _first(in_float32(operator, arguments)),
+            _first(operator.unfused(**_fresh(arguments))),
+        )
         site = substitution.site
         if fused.shape != exact.shape:
             self.errors[site.name] = (math.inf, 0.0)
@@ -72,7 +76,12 @@ class Shadow(Substitute):
 def in_float32(operator: Operator, arguments: Mapping[str, Any]) -> Any:
     """The unfused form on the CPU in float32, from exactly widened copies of the arguments."""
     wide = {
-        name: map_tensors(value, lambda tensor: tensor.detach().cpu().float() if tensor.is_floating_point() else tensor.detach().cpu().clone())
+        name: map_tensors(
+            value,
+            lambda tensor: (
+                tensor.detach().cpu().float() if tensor.is_floating_point() else tensor.detach().cpu().clone()
+            ),
+        )
         for name, value in arguments.items()
     }
     return operator.unfused(**wide)
@@ -114,4 +123,3 @@ def diagnose_site(session: Session, plan: Plan, choice: Choice) -> str:
     fused, exact, plain, inputs = kept
     found = diagnose(fused, exact, baseline=plain, inputs=inputs)
     return f"{found[0].kind}: {found[0].evidence}" if found else ""
-

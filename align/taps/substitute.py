@@ -94,7 +94,11 @@ class Substitute(Tap):
 
     def _stand_in(self, call: Call, work: _Work) -> Any:
         """What an interior call returns; one placeholder serves every call with arguments of the same shapes."""
-        key = (call.ident, *(_look_of(value) for value in call.args), *(_look_of(value) for value in call.kwargs.values()))
+        key = (
+            call.ident,
+            *(_look_of(value) for value in call.args),
+            *(_look_of(value) for value in call.kwargs.values()),
+        )
         made = self._stand_ins.get(key)
         if made is None:
             made = self._stand_ins[key] = self._make_stand_in(call, work.substitution.site.name)
@@ -141,6 +145,11 @@ def _deliver(call: Call, result: Any) -> Any:
     """Hand over the result; an in-place last call must also have written it into the tensor it was called on."""
     target = call.args[0] if call.args else None
     writes = call.op.endswith("_") or call.kwargs.get("inplace") is True
-    if writes and isinstance(target, torch.Tensor) and not isinstance(target, Placeholder) and isinstance(result, torch.Tensor):
+    if (
+        writes
+        and isinstance(target, torch.Tensor)
+        and not isinstance(target, Placeholder)
+        and isinstance(result, torch.Tensor)
+    ):
         return target.copy_(result)
     return result

@@ -28,7 +28,8 @@ class UnfuseCalls(Tap):
         match = self._recognise(call)
         if match is not None:
             arguments = {
-                name: binding.value if isinstance(binding, Fixed) else binding.of(call) for name, binding in match.binding.items()
+                name: binding.value if isinstance(binding, Fixed) else binding.of(call)
+                for name, binding in match.binding.items()
             }
             return match.shape_result(match.operator.unfused(**arguments))
         if call.name is not None and call.name.qualified.startswith("npu::"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TINY = '''
+TINY = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,7 +31,7 @@ class Tiny(nn.Module):
 
 def build():
     return Tiny().eval(), torch.randn(2, 3, 6, 6)
-'''
+"""
 
 
 @pytest.fixture(scope="session")

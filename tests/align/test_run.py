@@ -67,7 +67,9 @@ def test_json_is_one_object_with_every_fused_nodes_errors(align, tiny: str) -> N
     assert (ended.code, body["schema_version"]) == (0, 1)
     sites = {node["site"]: node for node in body["nodes"] if node["site"] and node["candidate"]}
     assert any(site.startswith("conv_bn_act_add@") for site in sites)
-    assert all(node["candidate"]["rel_l2"] is not None and node["baseline"]["rel_l2"] is not None for node in sites.values())
+    assert all(
+        node["candidate"]["rel_l2"] is not None and node["baseline"]["rel_l2"] is not None for node in sites.values()
+    )
 
 
 def test_the_verdict_is_the_first_line(align, tiny: str) -> None:  # type: ignore[no-untyped-def]
@@ -93,7 +95,9 @@ def test_only_the_runs_asked_for_are_made(align, tiny: str, tmp_path: Path) -> N
     assert {path.name for path in (tmp_path / "only").glob("*.h5")} == {"reference.h5", "candidate.h5"}
 
 
-def test_without_a_reference_the_baseline_is_what_the_candidate_is_compared_with(align, tiny: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_reference_the_baseline_is_what_the_candidate_is_compared_with(
+    align, tiny: str, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
     ended = align("run", tiny, "--device", "cpu", "--no-reference", "--out", "two", *FAST)
     assert ended.code == 0, ended.err
     assert {path.name for path in (tmp_path / "two").glob("*.h5")} == {"baseline.h5", "candidate.h5"}
@@ -136,12 +140,16 @@ def test_wrong_use_ends_in_two_lines_and_exit_code_2(align, tiny: str, words: tu
 
 def broken(tmp_path: Path, body: str) -> str:
     path = tmp_path / "broken.py"
-    path.write_text(f"import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, x):\n        {body}\ndef build():\n    return M(), torch.ones(2)\n")
+    path.write_text(
+        f"import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, x):\n        {body}\ndef build():\n    return M(), torch.ones(2)\n"
+    )
     return f"{path}:build"
 
 
 def test_a_model_that_raises_is_cannot_tell_and_its_trace_is_kept(align, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    ended = align("run", broken(tmp_path, "x = x + 1; raise ValueError('no luck')"), "--device", "cpu", "--out", "run", *FAST)
+    ended = align(
+        "run", broken(tmp_path, "x = x + 1; raise ValueError('no luck')"), "--device", "cpu", "--out", "run", *FAST
+    )
     assert ended.code == 3
     assert "raised ValueError: no luck" in ended.err
     with Trace.open(tmp_path / "run" / "reference.h5") as trace:
@@ -155,7 +163,9 @@ def test_a_model_without_tensors_in_its_result_is_told_so(align, tmp_path: Path)
 
 
 def test_ctrl_c_closes_the_trace_and_exits_130(align, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    ended = align("run", broken(tmp_path, "x = x + 1; raise KeyboardInterrupt"), "--device", "cpu", "--out", "run", *FAST)
+    ended = align(
+        "run", broken(tmp_path, "x = x + 1; raise KeyboardInterrupt"), "--device", "cpu", "--out", "run", *FAST
+    )
     assert ended.code == 130
     with Trace.open(tmp_path / "run" / "reference.h5") as trace:
         assert str(trace.status) == "interrupted"

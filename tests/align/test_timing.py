@@ -66,7 +66,9 @@ def test_drift_that_hits_both_runs_alike_does_not_move_the_speed_up() -> None:
 
 def test_drift_is_named_as_the_cause() -> None:
     seconds = tuple(np.linspace(1.0, 1.4, 20))
-    assert unsteadiness(Rounds(seconds, (1.0,) * 20)) == ("baseline rounds vary by 27 %: drift over time (clocks or heat)",)
+    assert unsteadiness(Rounds(seconds, (1.0,) * 20)) == (
+        "baseline rounds vary by 27 %: drift over time (clocks or heat)",
+    )
 
 
 def test_spikes_are_named_as_the_cause() -> None:
@@ -89,7 +91,9 @@ def test_steady_rounds_get_no_warning() -> None:
 def test_a_compiling_first_round_is_discarded_and_named() -> None:
     timing = summarise(measure_rounds(replay([1.0]), replay([30.0, 1.0]), TimingOptions(8, 8, 0.0)))
     assert timing.candidate.p90 == 1.0
-    assert timing.warnings == ("a discarded first round of the candidate took 30 times its median: compilation or first use of a shape",)
+    assert timing.warnings == (
+        "a discarded first round of the candidate took 30 times its median: compilation or first use of a shape",
+    )
 
 
 def test_a_baseline_much_faster_than_the_candidate_is_not_taken_for_compilation() -> None:

@@ -27,7 +27,9 @@ def target(tmp_path: Path, body: str, name: str = "build") -> str:
         ("nn.Linear(2, 3), ((torch.ones(1, 2),), {'a': 1})", 1, ["a"]),
     ],
 )
-def test_every_documented_form_of_a_target_is_understood(tmp_path: Path, returned: str, args: int, kwargs: list[str]) -> None:
+def test_every_documented_form_of_a_target_is_understood(
+    tmp_path: Path, returned: str, args: int, kwargs: list[str]
+) -> None:
     workload = find_target(target(tmp_path, f"def build():\n    return {returned}\n")).load(0)
     assert (len(workload.args), sorted(workload.kwargs)) == (args, kwargs)
 
