@@ -75,6 +75,7 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         self._wire: Wire | None = None
         self._sink: TraceSink | None = None
         self._stop_watching: Any = None
+        self._error: BaseException | None = None
         self._termination = _Termination()
 
     def __enter__(self) -> Self:
@@ -123,9 +124,9 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
             notes.append(
                 "nothing was recorded: no call that the selection admits was seen (is the model compiled from outside?)"
             )
-        elif self._wire.silent:
+        elif self._wire.silent and self._error is None:  # after an error it is the rest of the model
             notes.append(f"modules with parameters that were never called: {_listed(self._wire.silent)}")
-        return tuple(notes)
+        return (*notes, *self._why_stopped(self._error))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -133,6 +134,7 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         if self._wire is None or self._sink is None:
             return
         self._termination.defer()
+        self._error = error
         try:
             self._wire.__exit__(kind, error, trace)
             if self._stop_watching is not None:
@@ -142,7 +144,8 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
             self._termination.end()
 
     def _seal(self, sink: TraceSink, error: BaseException | None) -> None:
-        notes = (*self.notes, *self._why_stopped(error))
+        notes = self.notes
+        self._error = None  # it holds frames, and they the model
         status = RunStatus.INTERRUPTED if self._termination.has_come else status_after(error)
         # where the model has raised, its own exception is the one to see
         with contextlib.suppress(Exception) if error is not None else contextlib.nullcontext():

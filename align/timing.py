@@ -51,8 +51,8 @@ def measure_rounds(baseline: Run, candidate: Run, options: TimingOptions) -> Rou
 
     The number of rounds depends on time alone, never on the figures: stopping when they look good makes winners.
     """
-    started = time.perf_counter()
     warm_baseline, warm_candidate = _warm_up(baseline, options), _warm_up(candidate, options)
+    started = time.perf_counter()  # compiling in the warm-up must not eat up the rounds
     first: list[float] = []
     second: list[float] = []
     while len(first) < options.max_rounds:
@@ -167,8 +167,9 @@ def unsteadiness(rounds: Rounds) -> tuple[str, ...]:
     """Name the cause when rounds vary by more than 10 %: drift over time, spikes, or a compiling first round."""
     found = []
     for name, seconds, warm_up in (
-        ("baseline", rounds.baseline, rounds.warm_up_baseline), ("candidate", rounds.candidate, rounds.warm_up_candidate),
-    ):  # fmt: skip
+        ("baseline", rounds.baseline, rounds.warm_up_baseline),
+        ("candidate", rounds.candidate, rounds.warm_up_candidate),
+    ):
         values = np.array(seconds)
         median = float(np.median(values))
         p10, p90 = np.quantile(values, [0.1, 0.9])

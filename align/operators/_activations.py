@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from align.dumpers.survey import CallRecord
+from align.operators._gelu import plain_gelu
 from align.operators._patterns import argument
 
 
@@ -25,14 +26,14 @@ class Activation:
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+    return plain_gelu(x, "tanh")
 
 
 ACTIVATIONS = {
     item.name: item
     for item in (
         Activation("relu", torch.relu, "relu"),
-        Activation("gelu", F.gelu, "gelu", (), "none"),
+        Activation("gelu", plain_gelu, "gelu", (), "none"),
         Activation("gelu_tanh", _gelu_tanh, "gelu", (), "tanh"),
         Activation("silu", F.silu, "swish"),
         Activation("sigmoid", torch.sigmoid, "sigmoid"),

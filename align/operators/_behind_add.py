@@ -16,10 +16,13 @@ def behind_add(operator: Operator, norm: Match, record: CallRecord, graph: CallG
     add = graph.maker(Take.of(place, reader)) if isinstance(place, Take) and reader is not None else None
     if add is None or add.op != "add" or add.step != record.step or not _is_plain_sum(add):
         return None
-    inside = (graph.record(record.step, ident) for ident in norm.calls)
     binding = {name: bound for name, bound in norm.binding.items() if name != "x"}
     binding |= {"x1": take(add, 0, "input"), "x2": take(add, 1, "other")}
-    match = close(graph, operator, (add, *(call for call in inside if call is not None)), binding)
+    inside = {(record.step, ident) for ident in norm.calls}
+    if graph.reader_ids(add) - inside:  # the residual stream reads the sum too: it stays a call of its own
+        return replace(norm, operator=operator, binding=binding, kept=(add.ident,))
+    calls = (graph.record(record.step, ident) for ident in norm.calls)
+    match = close(graph, operator, (add, *(call for call in calls if call is not None)), binding)
     return None if match is None else replace(match, is_written_fused=norm.is_written_fused)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
+from align.operators._npu_attention import NPU_MULTI_HEAD_KERNEL
 from align.operators._patterns import argument, random_tensor, take, written_fused
 from align.operators._probe import UNIT
 from align.operators.base import Bound, Kernel, Match, Operator
@@ -193,6 +194,7 @@ MULTI_HEAD_ATTENTION = Operator(
     unfused=unfused,
     kernels={
         "cpu": Kernel(as_called, "torch multi_head_attention_forward on the flash kernel", refuses, is_native=True),
+        "npu": NPU_MULTI_HEAD_KERNEL,
         "cuda": Kernel(as_called, "torch multi_head_attention_forward on the flash kernel", refuses, is_native=True),
     },
     example=example,

@@ -19,6 +19,7 @@ from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.operators._attention_chain import find_chain
 from align.operators._multi_head import MULTI_HEAD_ATTENTION
+from align.operators._npu_attention import NPU_ATTENTION_KERNEL
 from align.operators._patterns import argument, random_tensor, take, written_fused
 from align.operators._probe import probe
 from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
@@ -163,6 +164,7 @@ ATTENTION = Operator(
     unfused=unfused,
     kernels={
         "cpu": Kernel(flash, "torch flash attention for CPU", refuses_on("cpu"), is_native=True),
+        "npu": NPU_ATTENTION_KERNEL,
         "cuda": Kernel(flash, _LABEL, refuses_on("cuda"), is_native=True),
     },
     example=example,

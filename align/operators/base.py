@@ -58,6 +58,7 @@ class Match:
     calls            identifiers in execution order; the last one yields the output
     binding          where each canonical argument comes from
     is_written_fused the model itself calls a fused kernel here (F.scaled_dot_product_attention, torch_npu.npu_*)
+    kept             calls that run as written though the kernel takes arguments of them: others read their results too
     shape_result     turns the canonical result into what the last call returns (a tuple, say)
     """
 
@@ -66,6 +67,7 @@ class Match:
     binding: Mapping[str, Binding]
     is_written_fused: bool = False
     shape_result: Callable[[Any], Any] = as_is
+    kept: tuple[CallId, ...] = ()
 
     def bound(self, graph: CallGraph, step: int) -> dict[str, Any]:
         """The canonical arguments as the survey saw them."""

@@ -132,6 +132,24 @@ def cudnn(
     return _plus(apply(act, F.conv2d(x, weight, bias, *where)), residual)
 
 
+def folded(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
+    mean: Tensor | None, var: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    act: str, residual: Tensor | None, order: str,
+) -> Tensor:  # fmt: skip
+    """The norm folded into the convolution; activation and addition stay calls of their own on an NPU."""
+    weight, bias = _folded(weight, bias, (mean, var, gamma, beta), eps)
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    if order == ADD_THEN_ACT and residual is not None:
+        return apply(act, y + residual)
+    return _plus(apply(act, y), residual)
+
+
+def refuses_on_npu(bound: Bound, dtype: torch.dtype) -> str:
+    """Without a norm there is nothing to fold, and an NPU fuses nothing else in eager mode."""
+    return "torch_npu fuses nothing but a batch norm into a convolution" if bound["mean"] is None else ""
+
+
 # -- what a kernel refuses --------------------------------------------------------------------------------------------
 
 
@@ -200,8 +218,10 @@ CONV_BN_ACT_ADD = Operator(
     unfused=unfused,
     kernels={
         "cpu": Kernel(onednn, "oneDNN convolution with folded norm and fused activation or add+ReLU", refuses_on_cpu),
+        "npu": Kernel(folded, "aclnn convolution with folded batch norm", refuses_on_npu),
         "cuda": Kernel(cudnn, "cuDNN convolution with folded norm and fused ReLU or add+ReLU", refuses_on_cuda),
     },
     example=_EXAMPLES[ADD_THEN_ACT, "relu"],
+    fused_anyway=frozenset({"npu"}),
 )
 OPERATORS: tuple[Operator, ...] = (CONV_BN_ACT_ADD,)

@@ -11,6 +11,7 @@ from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
 from align.operators._activations import apply
 from align.operators._gated import find_gated, halves
+from align.operators._npu_activation import NPU_GEGLU_KERNEL
 from align.operators._patterns import random_tensor
 from align.operators.base import Match, Operator
 
@@ -46,7 +47,8 @@ GEGLU = Operator(
     rounding="after GELU and after the product; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={},
+    kernels={"npu": NPU_GEGLU_KERNEL},
     example=example,
+    fused_anyway=frozenset({"npu"}),
 )
 OPERATORS: tuple[Operator, ...] = (GEGLU,)

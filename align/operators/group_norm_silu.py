@@ -13,6 +13,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
+from align.operators._npu_norm import NPU_GROUP_NORM_SILU_KERNEL
 from align.operators._patterns import argument, close, maker, random_tensor, same_tensor, take
 from align.operators.base import Match, Operator
 
@@ -63,7 +64,7 @@ GROUP_NORM_SILU = Operator(
     rounding="after the norm (float32 inside) and after SiLU; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={},
+    kernels={"npu": NPU_GROUP_NORM_SILU_KERNEL},
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (GROUP_NORM_SILU,)

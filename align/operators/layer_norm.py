@@ -11,6 +11,7 @@ from torch import Tensor
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.operators._normalised import is_mean_of_rows, mean_of_squares, scaled
+from align.operators._npu_norm import NPU_LAYER_NORM_KERNEL
 from align.operators._patterns import argument, close, maker, random_tensor, take, written_fused
 from align.operators._probe import probe
 from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
@@ -141,6 +142,7 @@ LAYER_NORM = Operator(
     unfused=unfused,
     kernels={
         "cpu": Kernel(native, "torch native layer norm", refuses_on_cpu, is_native=True),
+        "npu": NPU_LAYER_NORM_KERNEL,
         "cuda": Kernel(native, "torch native layer norm", refuses_on_cuda, is_native=True),
     },
     example=example,

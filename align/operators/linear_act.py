@@ -91,5 +91,6 @@ LINEAR_ACT = Operator(
         "cuda": Kernel(cublas, "cuBLASLt matrix product with bias and activation epilogue", refuses_on_cuda),
     },
     example=_EXAMPLES["gelu"],
+    fused_anyway=frozenset({"npu"}),
 )
 OPERATORS: tuple[Operator, ...] = (LINEAR_ACT,)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
+from align.operators._npu_quant import NPU_QUANT_LINEAR_KERNEL
 from align.operators._patterns import argument, close, is_number, is_reflected, maker, random_tensor, take
 from align.operators._probe import probe
 from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
@@ -156,6 +157,7 @@ QUANT_LINEAR = Operator(
     finders=(find,),
     unfused=unfused,
     kernels={
+        "npu": NPU_QUANT_LINEAR_KERNEL,
         "cpu": Kernel(int8_product, "int8 matrix product with a scale for the whole activation", refuses_on_cpu),
         "cuda": Kernel(
             int8_product, "cuBLASLt int8 matrix product with a scale for the whole activation", refuses_on_cuda

@@ -73,8 +73,9 @@ def find_sites(graph: CallGraph, operators: Iterable[Operator], kind: str = "") 
     claimed: set[CallId] = set()
     chosen: list[tuple[int, Match]] = []
     for record, match in steady:
-        if claimed.isdisjoint(match.calls):
-            claimed.update(match.calls)
+        wanted = (*match.calls, *match.kept)
+        if claimed.isdisjoint(wanted):
+            claimed.update(wanted)
             chosen.append((record.order, match))
     return tuple(match for _, match in sorted(chosen, key=lambda item: item[0]))
 

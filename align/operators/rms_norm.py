@@ -10,6 +10,7 @@ from torch import Tensor
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.operators._normalised import Source, mean_of_squares, scaled, source_of
+from align.operators._npu_norm import NPU_RMS_NORM_KERNEL
 from align.operators._patterns import (
     CASTS,
     argument,
@@ -168,7 +169,10 @@ RMS_NORM = Operator(
     rounding="float32 inside; before and after the gain (1 + gain: once, after it); fused: once",
     finders=(find_call, find_written_out),
     unfused=unfused,
-    kernels={"cuda": Kernel(cuda_kernel, "aten fused RMS norm", refuses_on_cuda, is_native=True)},
+    kernels={
+        "npu": NPU_RMS_NORM_KERNEL,
+        "cuda": Kernel(cuda_kernel, "aten fused RMS norm", refuses_on_cuda, is_native=True),
+    },
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (RMS_NORM,)

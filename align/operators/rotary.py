@@ -12,6 +12,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
+from align.operators._npu_rotary import NPU_ROTARY_KERNEL
 from align.operators._patterns import argument, close, is_last_axis, maker, random_tensor, same_tensor, take
 from align.operators.base import Binding, Fixed, Match, Operator
 
@@ -127,7 +128,7 @@ ROTARY = Operator(
     rounding="after each product and after the sum; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={},
+    kernels={"npu": NPU_ROTARY_KERNEL},
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (ROTARY,)

@@ -11,6 +11,7 @@ from torch import Tensor
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
 from align.operators._gated import find_gated, halves
+from align.operators._npu_activation import NPU_SWIGLU_KERNEL
 from align.operators._patterns import random_tensor
 from align.operators.base import Match, Operator
 
@@ -46,7 +47,7 @@ SWIGLU = Operator(
     rounding="after SiLU and after the product; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={},
+    kernels={"npu": NPU_SWIGLU_KERNEL},
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (SWIGLU,)

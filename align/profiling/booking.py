@@ -34,7 +34,9 @@ def booking_of(sites: Iterable[PlannedSite], plan: Plan, *, whole_chains: bool =
         if planned.choice in plan.choices and planned.kernel is not None:
             name = planned.site.operator
             families.setdefault(name, family_of_site(name, [op for _, op, _ in planned.match.calls]))
-            operators.update((ident, name) for ident in (planned.match.calls if whole_chains else planned.match.calls[-1:]))
+            operators.update(
+                (ident, name) for ident in (planned.match.calls if whole_chains else planned.match.calls[-1:])
+            )
     return Booking(operators, families)
 
 
@@ -77,7 +79,9 @@ def rebooked(calls: Iterable[CallTime], booking: Booking) -> tuple[CallTime, ...
     for call in calls:
         site = names.get(call.name, "")
         family = booking.families[site] if site else family_of(call.op)
-        found.append(CallTime(call.step, call.name, call.path, call.op, family, site, call.host_seconds, call.device_seconds))
+        found.append(
+            CallTime(call.step, call.name, call.path, call.op, family, site, call.host_seconds, call.device_seconds)
+        )
     return tuple(found)
 
 
@@ -96,7 +100,9 @@ def grouped(calls: Sequence[CallTime], name: Callable[[CallTime], str]) -> tuple
 
 def _group(name: str, members: Sequence[CallTime], total: float) -> Group:
     seconds = sum(call.device_seconds for call in members)
-    return Group(name, seconds, sum(call.host_seconds for call in members), seconds / total if total else 0.0, len(members))
+    return Group(
+        name, seconds, sum(call.host_seconds for call in members), seconds / total if total else 0.0, len(members)
+    )
 
 
 def op_label(call: CallTime) -> str:
@@ -129,7 +135,9 @@ def tiny_calls(calls: Sequence[CallTime], *, limit_seconds: float, fewest: int) 
         return None
     busiest = max(grouped(small, path_label), key=lambda group: group.count)
     times = [call.device_seconds for call in small]
-    return TinyCalls(len(small), len(calls), limit_seconds, statistics.median(times), sum(times), busiest.name, busiest.count)
+    return TinyCalls(
+        len(small), len(calls), limit_seconds, statistics.median(times), sum(times), busiest.name, busiest.count
+    )
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------

@@ -26,5 +26,8 @@ def totals(events: Iterable[Any]) -> tuple[KernelTotal, ...]:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             groups.setdefault(event.name, []).append(event.time_range.elapsed_us() * 1e-6)
     whole = sum(map(sum, groups.values()))
-    rows = [KernelTotal(name, len(times), sum(times), sum(times) / whole if whole else 0.0) for name, times in groups.items()]
+    rows = [
+        KernelTotal(name, len(times), sum(times), sum(times) / whole if whole else 0.0)
+        for name, times in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.name)))

@@ -55,4 +55,6 @@ def _sentence(gained: float, lost: float, shrunk: str, grown: str) -> str:
 def _largest(before: Group, after: Group) -> str:
     if before.name == after.name:
         return f"the largest part is still {after.name} ({percent(before.share)} before, {percent(after.share)} after)"
-    return f"the largest part was {before.name} ({percent(before.share)}), now it is {after.name} ({percent(after.share)})"
+    return (
+        f"the largest part was {before.name} ({percent(before.share)}), now it is {after.name} ({percent(after.share)})"
+    )

@@ -19,7 +19,9 @@ from align.dumpers.tensors import has_data
 from align.dumpers.wire import Call, CallId, Tap
 from align.profiling.values import RoundTrip, Turning
 
-_PERMUTING = frozenset({"permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "T", "mT", "H", "mH", "t", "adjoint"})
+_PERMUTING = frozenset(
+    {"permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "T", "mT", "H", "mH", "t", "adjoint"}
+)
 _COPYING = frozenset({"contiguous", "clone", "to", "npu_format_cast"})
 _LONGEST_TRAIL = 16
 Axes = tuple[int, ...]
@@ -125,7 +127,14 @@ class Layout(Tap):
     def round_trips(self, seconds: Mapping[Moment, float]) -> tuple[RoundTrip, ...]:
         """All round trips, dearest first, given what each call took."""
         found = [
-            RoundTrip(*key, trip.layout, trip.other_layout, trip.count, sum(seconds.get(at, 0.0) for at in trip.moves), trip.copied_nbytes)
+            RoundTrip(
+                *key,
+                trip.layout,
+                trip.other_layout,
+                trip.count,
+                sum(seconds.get(at, 0.0) for at in trip.moves),
+                trip.copied_nbytes,
+            )
             for key, trip in self._trips.items()
         ]
         return tuple(sorted(found, key=lambda trip: (-trip.seconds, trip.first, trip.last)))
@@ -135,7 +144,9 @@ def _fresh(tensor: torch.Tensor) -> _State:
     return _State(tuple(range(tensor.ndim)), memory_order(tensor))
 
 
-def _changes(call: Call, before: _State, after: _State, source: torch.Tensor, tensor: torch.Tensor) -> list[tuple[Turning, Any, Any]]:
+def _changes(
+    call: Call, before: _State, after: _State, source: torch.Tensor, tensor: torch.Tensor
+) -> list[tuple[Turning, Any, Any]]:
     found: list[tuple[Turning, Any, Any]] = []
     if after.axes != before.axes:
         found.append((Turning.AXES, before.axes, after.axes))
@@ -185,5 +196,3 @@ def _text(layout: Any) -> str:
     if isinstance(layout, torch.dtype):
         return str(layout).removeprefix("torch.")
     return "".join(map(str, layout)) if max(layout, default=0) < 10 else str(layout)
-
-

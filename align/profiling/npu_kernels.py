@@ -41,17 +41,25 @@ def read_kernel_details(path: Path) -> tuple[KernelRow, ...]:
             _check(path, rows.fieldnames or ())
             return tuple(_row(row) for row in rows)
     except OSError as exc:
-        raise TraceFormatError(f"cannot read {path}: {exc.strerror}", "give the kernel_details.csv that torch_npu.profiler wrote") from exc
+        raise TraceFormatError(
+            f"cannot read {path}: {exc.strerror}", "give the kernel_details.csv that torch_npu.profiler wrote"
+        ) from exc
 
 
 def _check(path: Path, columns: Iterable[str]) -> None:
     missing = sorted({"Name", "Type", "Duration(us)"} - {column.strip() for column in columns})
     if missing:
-        raise TraceFormatError(f"{path} has no column {missing[0]!r}", "give the kernel_details.csv that torch_npu.profiler wrote")
+        raise TraceFormatError(
+            f"{path} has no column {missing[0]!r}", "give the kernel_details.csv that torch_npu.profiler wrote"
+        )
 
 
 def _row(row: Mapping[str, str | None]) -> KernelRow:
-    cells = {name.strip(): (value or "").strip() for name, value in row.items() if isinstance(name, str) and not isinstance(value, list)}
+    cells = {
+        name.strip(): (value or "").strip()
+        for name, value in row.items()
+        if isinstance(name, str) and not isinstance(value, list)
+    }
     blocks = next((cells[name] for name in _BLOCKS if cells.get(name)), "0")
     return KernelRow(
         cells["Name"], cells["Type"], cells.get("Accelerator Core", ""), _number(cells["Duration(us)"]) * 1e-6,
@@ -97,5 +105,7 @@ def profile_npu(run: Callable[[], Any]) -> tuple[KernelTotal, ...]:
             run()
         found = sorted(Path(folder).rglob(_FILE))
         if not found:
-            raise TraceFormatError(f"torch_npu.profiler wrote no {_FILE}", "check that CANN's msprof works on this machine")
+            raise TraceFormatError(
+                f"torch_npu.profiler wrote no {_FILE}", "check that CANN's msprof works on this machine"
+            )
         return kernel_totals(row for path in found for row in read_kernel_details(path))

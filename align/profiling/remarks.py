@@ -11,6 +11,8 @@ from align.reports.numbers import count, nbytes, percent, plural, seconds
 
 MOVEMENT_LIMIT = 0.1
 """Share of data movement above which it is called out."""
+WORTH_SAYING = 0.005
+"""Share of the calls' time from which round trips of mere views are called out."""
 _MOST = 3
 
 _REMEDIES = {
@@ -37,7 +39,12 @@ def _movement(profile: PlanProfile) -> Iterator[Remark]:
     text = f"data movement takes {percent(share)} of the calls' time"
     if share > MOVEMENT_LIMIT:
         ops = ", ".join(f"{group.name} {percent(group.share)}" for group in _moving(profile))
-        yield Remark("data movement", profile.plan.role, f"{text}, above {percent(MOVEMENT_LIMIT)}: {ops}", "see the layout changes below")
+        yield Remark(
+            "data movement",
+            profile.plan.role,
+            f"{text}, above {percent(MOVEMENT_LIMIT)}: {ops}",
+            "see the layout changes below",
+        )
     else:
         yield Remark("data movement", profile.plan.role, text)
 
@@ -47,7 +54,8 @@ def _moving(profile: PlanProfile) -> list[Group]:
 
 
 def _trips(profile: PlanProfile) -> Iterator[Remark]:
-    merged = merged_trips(profile.round_trips)
+    floor = WORTH_SAYING * profile.device_seconds
+    merged = [trip for trip in merged_trips(profile.round_trips) if trip.copied_nbytes or trip.seconds >= floor]
     layouts = [trip for trip in merged if trip.turning is not Turning.DTYPE]
     casts = [trip for trip in merged if trip.turning is Turning.DTYPE]
     for trip in (*layouts[:_MOST], *casts[:1]):
@@ -61,7 +69,12 @@ def merged_trips(trips: Iterable[RoundTrip]) -> tuple[RoundTrip, ...]:
         key = (trip.turning, _starred(trip.first), _starred(trip.last), trip.layout, trip.other_layout)
         groups.setdefault(key, []).append(trip)
     found = [
-        RoundTrip(*_names(key, members), sum(m.count for m in members), sum(m.seconds for m in members), sum(m.copied_nbytes for m in members))
+        RoundTrip(
+            *_names(key, members),
+            sum(m.count for m in members),
+            sum(m.seconds for m in members),
+            sum(m.copied_nbytes for m in members),
+        )
         for key, members in groups.items()
     ]
     return tuple(sorted(found, key=lambda trip: (trip.copied_nbytes == 0, -trip.seconds, trip.first)))
@@ -96,11 +109,18 @@ def _tiny(profile: PlanProfile, kind: str) -> Iterator[Remark]:
         yield Remark("tiny calls", profile.plan.role, text, "fuse them, or capture the step as one graph")
     if kind != "cpu" and profile.seconds > 0 and profile.device_seconds < 0.7 * profile.seconds:
         share = percent(profile.device_seconds / profile.seconds)
-        yield Remark("host-bound", profile.plan.role, f"the device works {share} of the time; the rest it waits for the host", "fewer, larger calls")
+        yield Remark(
+            "host-bound",
+            profile.plan.role,
+            f"the device works {share} of the time; the rest it waits for the host",
+            "fewer, larger calls",
+        )
 
 
 def _waits(profile: PlanProfile, kind: str) -> Iterator[Remark]:
     verb = "would wait on an accelerator" if kind == "cpu" else "waits for the device"
     for wait in profile.waits[:_MOST]:
         text = f"{wait.op} at {wait.line} {verb}, {plural(wait.count, 'time')} a run"
-        yield Remark("synchronising", profile.plan.role, text, "keep the value on the device, or read it once at the end")
+        yield Remark(
+            "synchronising", profile.plan.role, text, "keep the value on the device, or read it once at the end"
+        )

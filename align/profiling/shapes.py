@@ -38,7 +38,9 @@ def _measure(session: Session, name: str, options: TimingOptions) -> Shape:
         reference = session.survey().result
         plans = session.baseline_plan(), session.candidate_plan()
         cold = [session.run(plan)[0] for plan in plans]
-        timing = summarise(measure_rounds(lambda: _seconds(session, plans[0]), lambda: _seconds(session, plans[1]), options))
+        timing = summarise(
+            measure_rounds(lambda: _seconds(session, plans[0]), lambda: _seconds(session, plans[1]), options)
+        )
     except AlignError as exc:  # one shape that fails must not take the others' figures away
         return Shape(name, inputs, note=exc.problem)
     errors = [distance(outcome.result, reference) for outcome in cold]
@@ -70,10 +72,17 @@ def distance(value: Any, reference: Any) -> float:
     return max(errors, default=0.0)
 
 
-def step_rows(seconds: tuple[Sequence[float], Sequence[float]], values: tuple[Sequence[Any], Sequence[Any]], reference: Sequence[Any]) -> tuple[Step, ...]:
+def step_rows(
+    seconds: tuple[Sequence[float], Sequence[float]],
+    values: tuple[Sequence[Any], Sequence[Any]],
+    reference: Sequence[Any],
+) -> tuple[Step, ...]:
     """Latency and distance of every step of a loop; what follows the last `yield` is the last row."""
     rows = []
     for index, (before, after) in enumerate(zip(*seconds, strict=False)):
-        errors = [distance(side[index], reference[index]) if index < min(len(side), len(reference)) else float("nan") for side in values]
+        errors = [
+            distance(side[index], reference[index]) if index < min(len(side), len(reference)) else float("nan")
+            for side in values
+        ]
         rows.append(Step(index, before, after, errors[0], errors[1]))
     return tuple(rows) if len(rows) > 1 else ()

@@ -24,10 +24,18 @@ _READS = frozenset({
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "equal",
     "allclose", "is_nonzero",
 })  # fmt: skip
-_SPOKEN = {"__bool__": "bool(tensor)", "__float__": "float(tensor)", "__int__": "int(tensor)", "__index__": "index", "__contains__": "in"}
+_SPOKEN = {
+    "__bool__": "bool(tensor)",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+    "__index__": "index",
+    "__contains__": "in",
+}
 # Their output's shape depends on values, which the host must have before it can go on.
 _BY_VALUE = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"})
-_OURS = tuple(str(Path(module.__file__ or "").resolve().parent) + os.sep for module in (align.workload, align.dumpers.wire))
+_OURS = tuple(
+    str(Path(module.__file__ or "").resolve().parent) + os.sep for module in (align.workload, align.dumpers.wire)
+)
 _DEMO = f"{_OURS[0]}demo{os.sep}"
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 

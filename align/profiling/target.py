@@ -175,9 +175,13 @@ def _clocked(job: _Job) -> tuple[_Clocked, _Clocked]:
 
 
 def _summed(job: _Job, rounds: Sequence[tuple[Interval, ...]], whole: Sequence[float], booking: Booking) -> _Clocked:
-    spent = [sum(interval.host_seconds for interval in intervals) + job.cost.total * len(intervals) for intervals in rounds]
+    spent = [
+        sum(interval.host_seconds for interval in intervals) + job.cost.total * len(intervals) for intervals in rounds
+    ]
     between = statistics.median(max(0.0, seconds - known) for seconds, known in zip(whole, spent, strict=True))
-    stand_ins = statistics.median(sum(interval.host_seconds for interval in found if interval.is_stand_in) for found in rounds)
+    stand_ins = statistics.median(
+        sum(interval.host_seconds for interval in found if interval.is_stand_in) for found in rounds
+    )
     tool = stand_ins + min(job.wire_seconds, job.cost.total) * len(rounds[0])
     return _Clocked(call_times(rounds, booking), between, tool)
 
@@ -224,7 +228,10 @@ def _moment(call: CallTime) -> Moment:
 
 def _kernels(job: _Job, role: int) -> tuple[KernelTotal, ...]:
     """What the device's own profiler says; a device without one, or one that fails, says nothing."""
-    profilers: dict[str, Callable[[Callable[[], Any]], tuple[KernelTotal, ...]]] = {"cuda": profile_cuda, "npu": profile_npu}
+    profilers: dict[str, Callable[[Callable[[], Any]], tuple[KernelTotal, ...]]] = {
+        "cuda": profile_cuda,
+        "npu": profile_npu,
+    }
     kind = job.session.device.kind
     if kind not in profilers:
         return ()
@@ -240,4 +247,6 @@ def _kernels(job: _Job, role: int) -> tuple[KernelTotal, ...]:
 def _own_shape(job: _Job, timing: Any) -> Shape:
     """The row of the target's own inputs, whose first run was the very first of all."""
     errors = [distance(outcome.result, job.reference.result) for outcome in job.cold]
-    return Shape("inputs", inputs_text(job.session), job.cold[0].seconds, job.cold[1].seconds, timing, errors[0], errors[1])
+    return Shape(
+        "inputs", inputs_text(job.session), job.cold[0].seconds, job.cold[1].seconds, timing, errors[0], errors[1]
+    )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +26,12 @@ from align.reports.text import one_line, shorten
 
 SCHEMA_VERSION = 1
 WIDTH = 100
-_STYLES = {Confidence.FASTER: "bold green", Confidence.SLOWER: "bold red", Confidence.SAME: "bold", Confidence.CANNOT_TELL: "bold yellow"}
+_STYLES = {
+    Confidence.FASTER: "bold green",
+    Confidence.SLOWER: "bold red",
+    Confidence.SAME: "bold",
+    Confidence.CANNOT_TELL: "bold yellow",
+}
 _NAME = 44
 
 
@@ -34,9 +40,27 @@ def print_profile(profile: Profile, console: Console, *, top: int = 12) -> None:
     _print_head(profile, console)
     _print_remarks(profile, console)
     _print_pair(console, "Kinds of work", "", profile, _families(profile))
-    _print_pair(console, "Top operations", "fused sites under their operator", profile, _paired(profile.baseline.by_op, profile.candidate.by_op)[:top])
-    _print_pair(console, "Top modules", "calls in their own forward", profile, _paired(profile.baseline.by_path, profile.candidate.by_path)[:top])
-    _print_pair(console, "Top calls", "over all steps", profile, _paired(profile.baseline.by_call, profile.candidate.by_call)[:top])
+    _print_pair(
+        console,
+        "Top operations",
+        "fused sites under their operator",
+        profile,
+        _paired(profile.baseline.by_op, profile.candidate.by_op)[:top],
+    )
+    _print_pair(
+        console,
+        "Top modules",
+        "calls in their own forward",
+        profile,
+        _paired(profile.baseline.by_path, profile.candidate.by_path)[:top],
+    )
+    _print_pair(
+        console,
+        "Top calls",
+        "over all steps",
+        profile,
+        _paired(profile.baseline.by_call, profile.candidate.by_call)[:top],
+    )
     _print_sites(profile, console)
     _print_kernels(profile, console, top)
     _print_layouts(profile.candidate, console)
@@ -51,11 +75,13 @@ def print_profile(profile: Profile, console: Console, *, top: int = 12) -> None:
 
 def _print_head(profile: Profile, console: Console) -> None:
     timing = profile.timing
-    _line(console, f"{speed_line(timing)}", _STYLES[timing.confidence])
+    _line(console, speed_line(timing), _STYLES[timing.confidence])
     where = f"{profile.workload} on {profile.device} ({profile.chip}), {profile.dtype}"
     _line(console, f"  {shorten(one_line(where), WIDTH - 2)}", "dim")
     for plan, quantiles in ((profile.baseline, timing.baseline), (profile.candidate, timing.candidate)):
-        _line(console, f"  {plan.plan.role:<10} {seconds(plan.seconds):>8}  {quantiles_line(quantiles)}; {_where(plan)}")
+        _line(
+            console, f"  {plan.plan.role:<10} {seconds(plan.seconds):>8}  {quantiles_line(quantiles)}; {_where(plan)}"
+        )
     for warning in timing.warnings:
         _line(console, f"  warning: {warning}", "yellow")
 
@@ -66,10 +92,12 @@ def _where(plan: PlanProfile) -> str:
 
 def _print_remarks(profile: Profile, console: Console) -> None:
     _title(console, "What stands out", "")
+    told = ""
     for remark in profile.remarks:
         _line(console, f"  {remark.subject}{f' ({remark.plan})' if remark.plan else ''}: {remark.text}")
-        if remark.remedy:
+        if remark.remedy not in ("", told):
             _line(console, f"    {remark.remedy}", "dim")
+        told = remark.remedy
 
 
 Pair = tuple[str, Group | None, Group | None]
@@ -93,7 +121,12 @@ def _print_pair(console: Console, title: str, remark: str, profile: Profile, pai
         style = "yellow" if name == Family.MOVEMENT and profile.candidate.movement_share > 0.1 else ""
         change = (after.seconds if after else 0.0) - (before.seconds if before else 0.0)
         sign = "+" if change > 0 else "-"
-        table.add_row(Text(shorten(one_line(name), _NAME), style), *_cells(before), *_cells(after), f"{sign}{seconds(abs(change))}")
+        table.add_row(
+            Text(shorten(one_line(name), _NAME), style),
+            *_cells(before),
+            *_cells(after),
+            f"{sign}{seconds(abs(change))}",
+        )
     console.print(table, width=_room(console))
 
 
@@ -128,7 +161,13 @@ def _print_kernels(profile: Profile, console: Console, top: int) -> None:
             table = _table("kernel", "time", "share", "count", "note")
             for kernel in plan.kernels[:top]:
                 name = Text(shorten(one_line(kernel.name), _NAME))
-                table.add_row(name, seconds(kernel.seconds), _share(kernel.share), count(kernel.count), Text(shorten(one_line(kernel.note), 20)))
+                table.add_row(
+                    name,
+                    seconds(kernel.seconds),
+                    _share(kernel.share),
+                    count(kernel.count),
+                    Text(shorten(one_line(kernel.note), 20)),
+                )
             console.print(table, width=_room(console))
 
 
@@ -153,14 +192,20 @@ def _print_memory(profile: Profile, console: Console) -> None:
     for role, memory in (("baseline", before), ("candidate", after)):
         _line(console, f"  {role:<10} {nbytes(memory.peak_nbytes):>8}  outputs {nbytes(memory.live_peak_nbytes)}")
     for tensor in after.largest[:5]:
-        _line(console, f"    {nbytes(tensor.nbytes):>8}  {shorten(tensor.name, 60)}  {shape(tensor.shape)} {tensor.dtype}")
+        _line(
+            console, f"    {nbytes(tensor.nbytes):>8}  {shorten(tensor.name, 60)}  {shape(tensor.shape)} {tensor.dtype}"
+        )
 
 
 def _print_shapes(shapes: Sequence[Shape], console: Console) -> None:
     _title(console, "Input shapes", "first run and median of later ones; relative L2 against the reference")
     table = _table("inputs", "cold base", "cold cand", "warm base", "warm cand", "speed-up", "err base", "err cand")
     for row in shapes:
-        warm = (seconds(row.timing.baseline.median), seconds(row.timing.candidate.median)) if row.timing else (UNKNOWN, UNKNOWN)
+        warm = (
+            (seconds(row.timing.baseline.median), seconds(row.timing.candidate.median))
+            if row.timing
+            else (UNKNOWN, UNKNOWN)
+        )
         speed = _speed(row)
         name = Text(shorten(one_line(row.name if row.name == row.inputs else f"{row.name}: {row.inputs}"), 26))
         cold = (seconds(row.cold_baseline_seconds), seconds(row.cold_candidate_seconds))
@@ -180,8 +225,15 @@ def _speed(row: Shape) -> str:
 def _print_steps(profile: Profile, console: Console) -> None:
     if not profile.steps:
         return
-    total = [sum(values) for values in zip(*((step.baseline_seconds, step.candidate_seconds) for step in profile.steps), strict=True)]
-    _title(console, "Steps", f"baseline {seconds(total[0])} in all, candidate {seconds(total[1])}; relative L2 of what each yields")
+    total = [
+        sum(values)
+        for values in zip(*((step.baseline_seconds, step.candidate_seconds) for step in profile.steps), strict=True)
+    ]
+    _title(
+        console,
+        "Steps",
+        f"baseline {seconds(total[0])} in all, candidate {seconds(total[1])}; relative L2 of what each yields",
+    )
     table = _table("step", "baseline", "candidate", "err base", "err cand", "ratio")
     for step in profile.steps if len(profile.steps) <= 12 else (*profile.steps[:6], *profile.steps[-6:]):
         ratio = step.error_candidate / step.error_baseline if step.error_baseline > 0 else math.nan
@@ -220,9 +272,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
     body = text.lstrip(" ")
     indent = len(text) - len(body)
     shown = Text(one_line(body) if "  " not in body else body, style)
-    from rich.padding import Padding
-
-    console.print(Padding(shown, (0, 0, 0, indent)), width=_room(console))
+    console.print(Padding(shown, (0, 0, 0, indent), expand=False), width=_room(console))
 
 
 def _room(console: Console) -> int:

@@ -231,9 +231,9 @@ class Profile:
 
     @property
     def own_speedup(self) -> float:
-        """Baseline over candidate with the tool's own part taken off both: an estimate of what a user would see."""
-        before, after = (plan.seconds - plan.tool_seconds for plan in (self.baseline, self.candidate))
-        return before / after if before > 0 and after > 0 else math.nan
+        """The speed-up with the tool's own part taken off both plans: an estimate of what a user would see."""
+        before, after = (1.0 - plan.tool_seconds / plan.seconds for plan in (self.baseline, self.candidate))
+        return self.timing.speedup * before / after if before > 0 and after > 0 else math.nan
 
     @property
     def saved_nbytes(self) -> int:

@@ -66,6 +66,7 @@ class Substitute(Tap):
     def __init__(self, substitutions: Mapping[str, Substitution] | tuple[Substitution, ...]) -> None:
         items = substitutions.values() if isinstance(substitutions, Mapping) else substitutions
         self._work: dict[CallId, _Work] = {}
+        self._kept: dict[CallId, _Work] = {}
         for item in items:
             work = _Work(item)
             calls = item.match.calls if item.form is Form.FUSED else item.match.calls[-1:]
@@ -73,12 +74,17 @@ class Substitute(Tap):
                 calls = item.match.calls
             for ident in calls:
                 self._work[ident] = work
+            for ident in item.match.kept:
+                self._kept[ident] = work
         self._stand_ins: dict[Any, Any] = {}
         self.ran: dict[str, int] = {}
 
     def execute(self, call: Call) -> Any:
         work = self._work.get(call.ident)
         if work is None:
+            kept = self._kept.get(call.ident)
+            if kept is not None:
+                kept.gather(call)
             return PASS
         work.gather(call)
         if call.ident != work.last:

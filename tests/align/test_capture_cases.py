@@ -89,7 +89,7 @@ def test_when_low_precision_raises_the_dump_says_where_and_keeps_what_came_befor
         assert [record.key.call_name for record in trace.nodes][:2] == ["q/linear#0", "q/forward#0"]
         found = trace.document("notes")
     assert "stopped by RuntimeError in /masked_fill#0" in found
-    assert "last completed node: /matmul#0:0" in found
+    assert "last completed node: /invert#0:0" in found
 
 
 def test_when_the_forward_raises_the_users_error_passes_unchanged_and_nothing_stays_on_the_model(path: Path) -> None:
@@ -340,7 +340,7 @@ def test_zero_and_tiny_nodes_compare_as_equal(tmp_path: Path) -> None:
             key = NodeKey(name, "forward")
             mine, other = a.read(key), b.read(key)
             assert bool((mine.bits == 0).all()) is is_zero
-            assert measure(mine, other).cosine_error == 0
+            assert measure(mine, other).cosine_distance == 0
 
 
 def test_parts_on_the_meta_device_are_recorded_as_without_data_and_the_rest_is_kept(path: Path) -> None:

@@ -3,8 +3,12 @@
 import torch
 from torch import nn
 
+from align.dumpers.wire import Wire
 from align.operators import add_rms_norm
 from align.operators.add_rms_norm import ADD_RMS_NORM, refuses
+from align.operators.base import Kernel
+from align.operators.registry import site_of
+from align.taps.substitute import Form, Substitute, Substitution
 
 
 class Closed(nn.Module):
@@ -54,8 +58,27 @@ def test_a_builtin_norm_behind_a_sum_counts_as_written_fused(agrees_in_every_for
     assert found.matches[0].is_written_fused
 
 
-def test_a_sum_that_the_residual_stream_reads_is_no_site(survey):
-    assert survey(Stream(), *pair(), operators=add_rms_norm.OPERATORS).matches == ()
+def test_a_sum_that_the_residual_stream_reads_stays_a_call_of_its_own(agrees_in_every_form):
+    found = agrees_in_every_form(Stream(), *pair(), operators=add_rms_norm.OPERATORS)
+    assert found.ops("add_rms_norm") == ["float+pow+mean+add+rsqrt+mul+to+mul"]
+    assert found.matches[0].kept == (("", "add", 0),)
+
+
+def test_the_kernel_gets_the_summands_of_a_kept_sum(survey, distance):
+    found = survey(Stream(), *pair(), operators=add_rms_norm.OPERATORS)
+    (match,) = found.matches
+    seen = []
+
+    def kernel(x1, x2, **rest):
+        seen.append((x1, x2))
+        return ADD_RMS_NORM.unfused(x1, x2, **rest)
+
+    site = site_of(match, found.graph, torch.float32)
+    tap = Substitute((Substitution(site, match, Form.FUSED, Kernel(kernel, "spy")),))
+    with torch.no_grad(), Wire({"": found.model}, [tap], sees_calls=True):
+        output = found.model(*found.args)
+    assert [item is given for item, given in zip(seen[0], found.args, strict=True)] == [True, True]
+    assert distance(output, found.run().output) < 1e-6
 
 
 def test_on_a_cpu_the_norm_alone_is_preferred_only_if_it_has_a_kernel(survey):

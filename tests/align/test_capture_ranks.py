@@ -1,0 +1,119 @@
+"""Capture under torch.distributed: every process its own trace, of the same keys but for the rank."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import align
+from align.capture import capture
+from align.dumpers.model import RunStatus
+from align.dumpers.store import Trace
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def joined(rank: int, world: int, folder: str, work: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    try:
+        work(rank, Path(folder))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def spawn(world: int, folder: Path, work: Any) -> None:
+    mp.spawn(joined, (world, str(folder), work), world)
+
+
+def forward_only(rank: int, folder: Path) -> None:
+    for name, change in (("a", 0.0), ("b", 0.0 if rank == 0 else 0.5)):
+        (folder / name).mkdir(exist_ok=True)
+        dist.barrier()
+        net = model()
+        with torch.no_grad(), capture(net, folder / name / "run.h5"):
+            net(torch.full((1, 4), float(rank)) + change)
+
+
+def data_parallel(rank: int, folder: Path) -> None:
+    net = nn.parallel.DistributedDataParallel(model())
+    with capture(net, folder / "run.h5", grad=True):
+        net(torch.full((1, 4), float(rank))).sum().backward()
+
+
+def chosen_rank(rank: int, folder: Path) -> None:
+    net = model()
+    with capture(net, folder / "run.h5", ranks=(1,), keep="stats"):
+        net(torch.ones(1, 4))
+
+
+def one_fails(rank: int, folder: Path) -> None:
+    net = model()
+    try:
+        with capture(net, folder / "run.h5"):
+            net(torch.ones(1, 4 if rank == 0 else 5))
+    except RuntimeError:
+        assert rank == 1
+
+
+def test_each_rank_writes_its_own_trace_and_folders_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    spawn(2, tmp_path, forward_only)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["run.rank0.h5", "run.rank1.h5"]
+    for rank in range(2):
+        with Trace.open(tmp_path / "a" / f"run.rank{rank}.h5") as trace:
+            assert (trace.header.rank, trace.header.world_size) == (rank, 2)
+            assert {record.key.rank for record in trace.nodes} == {rank}
+            assert [record.key.call_name for record in trace.nodes] == ["0/forward#0", "1/forward#0", "2/forward#0", "/forward#0"]
+    found = align.compare(tmp_path / "b", tmp_path / "a").comparison
+    differing = {node.key.rank for node in found.nodes if node.error is not None and node.error.max_abs > 0}
+    assert {node.key.rank for node in found.nodes} == {0, 1}
+    assert differing == {1}
+
+
+def test_four_ranks_of_a_data_parallel_model_have_the_bare_models_keys(tmp_path: Path) -> None:
+    spawn(4, tmp_path, data_parallel)
+    net = model()
+    with capture(net, tmp_path / "bare.h5", grad=True):
+        net(torch.zeros(1, 4)).sum().backward()
+
+    def keys(path: Path) -> list[tuple[str, str]]:
+        with Trace.open(path) as trace:
+            return sorted((record.key.call_name, record.key.slot) for record in trace.nodes)
+
+    bare = keys(tmp_path / "bare.h5")
+    assert len(bare) == 12
+    assert all(keys(tmp_path / f"run.rank{rank}.h5") == bare for rank in range(4))
+    values = []
+    for rank in range(4):
+        with Trace.open(tmp_path / f"run.rank{rank}.h5") as trace:
+            values.append(trace.read(next(r.key for r in trace.nodes if r.key.call_name == "0/forward#0" and r.key.slot == "0")).bits)
+    assert not np.array_equal(values[0], values[1])
+
+
+def test_only_chosen_ranks_write(tmp_path: Path) -> None:
+    spawn(2, tmp_path, chosen_rank)
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["run.rank1.h5"]
+
+
+def test_a_rank_that_fails_marks_its_own_trace_only(tmp_path: Path) -> None:
+    spawn(2, tmp_path, one_fails)
+    statuses = []
+    for rank in range(2):
+        with Trace.open(tmp_path / f"run.rank{rank}.h5") as trace:
+            statuses.append(trace.status)
+    assert statuses == [RunStatus.COMPLETE, RunStatus.FAILED]
+
+
+def test_outside_torch_distributed_the_launchers_variables_tell_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert capture(model(), tmp_path / "run.h5").path == tmp_path / "run.rank1.h5"
