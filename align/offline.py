@@ -39,7 +39,7 @@ def compare_files(asked: Comparing) -> RunReport:
         reference = stack.enter_context(open_source(asked.reference))
         baseline = stack.enter_context(open_source(asked.baseline)) if asked.baseline else None
         comparison = compare_traces(candidate, reference, baseline, rules=rules, select=select)
-        outputs = tuple(record.key for record in reference.nodes if record.key.op == OUTPUT_OP)
+        outputs = tuple(record.key for record in reversed(reference.nodes) if record.key.op == OUTPUT_OP)
         judgement = judge(comparison, policy, outputs=outputs)
         roles = tuple(
             _row(role, path, source)

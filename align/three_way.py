@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from align.compare.judge import judge
 from align.compare.model import Comparison, Judgement
 from align.compare.policy import policy_named
@@ -55,6 +57,7 @@ class Job:
     rows: list[RoleRow] = field(default_factory=list)
     outputs: list[NodeKey] = field(default_factory=list)
     pictures: list[tuple[str, str]] = field(default_factory=list)
+    reference_picture: torch.Tensor | None = None
     notes: list[str] = field(default_factory=list)
     ran: dict[str, dict[str, int]] = field(default_factory=dict)
     floors: NoiseFloors | None = None
@@ -206,26 +209,36 @@ def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobse
     row = RoleRow(plan.role, plan, f"{plan.role}.h5", outcome.seconds, record.count, digest, unobserved, notes)
     job.rows.append(row)
     if not job.outputs:
-        job.outputs = record.outputs
-    picture = _save_picture(outcome.result, job.folder / f"{plan.role}.png")
-    if picture:
-        job.pictures.append((plan.role, picture))
+        job.outputs = record.outputs[::-1]  # the result first, then what the steps yielded, the last one first
+    image = _picture(outcome.result)
+    if image is not None:
+        _save_pictures(job, plan.role, image)
 
 
-def _save_picture(result: Any, path: Path) -> str:
-    """Save a result that looks like a picture (3 x H x W in 0..1), so that people can look at it too."""
+def _picture(result: Any) -> torch.Tensor | None:
+    """A result that looks like a picture (3 x H x W in 0..1), so that people can look at it too."""
     tensors = [tensor for _, tensor in walk_tensors(result)]
     if len(tensors) != 1 or not tensors[0].is_floating_point() or tensors[0].ndim not in (3, 4):
-        return ""
+        return None
     image = tensors[0].detach().float().cpu()
     if image.ndim == 4 and image.shape[0] != 1:
-        return ""
+        return None
     if image.shape[-3] != 3 or min(image.shape[-2:]) < 16 or image.min() < -0.01 or image.max() > 1.01:
-        return ""
-    from align.demo.picture import save_png
+        return None
+    return image.clamp(0, 1)
 
-    save_png(image.clamp(0, 1), path)
-    return path.name
+
+def _save_pictures(job: Job, role: str, image: torch.Tensor) -> None:
+    """Save a run's picture and, beside the reference's, what differs from it, ten times amplified."""
+    from align.demo.picture import difference_png, save_png
+
+    save_png(image, job.folder / f"{role}.png")
+    job.pictures.append((role, f"{role}.png"))
+    if role == "reference":
+        job.reference_picture = image
+    elif job.reference_picture is not None and image.shape == job.reference_picture.shape:
+        difference_png(image, job.reference_picture, job.folder / f"{role}-difference.png")
+        job.pictures.append((f"{role} - reference, x10", f"{role}-difference.png"))
 
 
 def _note_widening(job: Job) -> None:

@@ -69,7 +69,7 @@ def measure_rounds(baseline: Run, candidate: Run, options: TimingOptions) -> Rou
 
 
 def settled(rounds: Rounds, *, slow: float = 2.0) -> Rounds:
-    """Count leading rounds that are still over `slow` times the median of the rest as warm-up, at most a third of all."""
+    """Count leading rounds still over `slow` times the median of the rest as warm-up, at most a third of all."""
     most = len(rounds.baseline) // 3
     late = 0
     for index in range(most):
@@ -99,7 +99,7 @@ def summarise(rounds: Rounds, *, seed: int = 0) -> Timing:
     if len(ratios) < FEWEST_ROUNDS:
         confidence = Confidence.CANNOT_TELL
         warnings = (
-            f"only {len(ratios)} rounds: fewer than {FEWEST_ROUNDS} cannot name a winner; raise [timing] budget_seconds",
+            f"only {len(ratios)} rounds: fewer than {FEWEST_ROUNDS} cannot name a winner; raise min_rounds",
             *warnings,
         )
     speedup = float(np.median(ratios))
@@ -176,9 +176,9 @@ def unsteadiness(rounds: Rounds) -> tuple[str, ...]:
         if p90 - p10 > 0.1 * median:
             found.append(f"{name} rounds vary by {100 * (p90 - p10) / median:.0f} %: {_cause(values, median)}")
         if warm_up and max(warm_up) > _COMPILING * median:
-            times = max(warm_up) / median
+            times = f"{max(warm_up) / median:.0f} times its median"
             found.append(
-                f"a discarded first round of the {name} took {times:.0f} times its median: compilation or first use of a shape"
+                f"a first round of the {name}, discarded, took {times}: compilation or first use of a shape"
             )
     return tuple(found)
 

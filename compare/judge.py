@@ -10,7 +10,7 @@ A node's status, the first that holds:
                              and 16 times what came in): both kernels are wrong in one way, or the reference is
     drift                    a figure of the policy's rule is over its limit (`judge_rules`); integers: they differ
     collapsed                drift, with rows that are zero in the candidate but neither in reference nor baseline (not
-                             asked of rectified values, whose rows are zero now and then)
+                             asked of rectified values, whose rows are zero now and then, nor of data movement)
     pass                     otherwise
 The run's status is the worst fault of any node: an override is the way to accept one. A missing node decides only when
 it is a final output, or nothing was measured. No measured output: unknown, never pass.
@@ -218,8 +218,9 @@ def _rounded(seen: Evidence) -> Verdict:
     if not worst.is_over:
         return _verdict(seen, Status.PASS, worst, f"{worst.words}; allowed {worst.limit:.3g}")
     zero_rows = seen.candidate.zero_rows
-    is_rectified = seen.candidate.min_reference == 0.0  # after ReLU, rows of zeros come and go with any error
-    if not is_rectified and zero_rows > (seen.baseline.zero_rows if seen.baseline is not None else 0):
+    # After ReLU, rows of zeros come and go with any error; what merely moves them on does not make them.
+    is_natural = seen.candidate.min_reference == 0.0 or seen.node.op_class is OpClass.MOVEMENT
+    if not is_natural and zero_rows > (seen.baseline.zero_rows if seen.baseline is not None else 0):
         why = f"{zero_rows} rows are zero that are not zero in the reference; {worst.words}, allowed {worst.limit:.3g}"
         return _verdict(seen, Status.COLLAPSED, worst, why)
     return _verdict(seen, Status.DRIFT, worst, f"{worst.words}; allowed {worst.limit:.3g}")
@@ -245,6 +246,15 @@ def _status_of_run(verdicts: Sequence[Verdict], outputs: tuple[NodeKey, ...]) ->
     return Status.PASS if Status.PASS in at_outputs else Status.UNKNOWN
 
 
+def _finals(by_key: Mapping[NodeKey, Verdict], outputs: tuple[NodeKey, ...]) -> str:
+    """What became of the outputs that decide: one by one while they are few."""
+    seen = [key for key in outputs if key in by_key]
+    if len(seen) > 2:
+        bad = sum(by_key[key].status.is_fault for key in seen)
+        return f"{bad} of {len(seen)} outputs at fault"
+    return "final output: " + (", ".join(f"{key} {by_key[key].status}" for key in seen) or "none")
+
+
 def _why_of_run(
     status: Status, verdicts: Sequence[Verdict], outputs: tuple[NodeKey, ...], origins: tuple[NodeKey, ...]
 ) -> str:
@@ -255,8 +265,7 @@ def _why_of_run(
     ending = f"; {missing} nodes are missing" if missing else ""
     if faults:
         begin = f"first at {origins[0]}: {by_key[origins[0]].why}" if origins else ""
-        finals = ", ".join(f"{key} {by_key[key].status}" for key in outputs if key in by_key)
-        return f"{faults} of {judged} judged nodes at fault, {begin}; final output: {finals or 'none'}{ending}"
+        return f"{faults} of {judged} judged nodes at fault, {begin}; {_finals(by_key, outputs)}{ending}"
     if status is Status.PASS:
         return f"{judged} judged nodes within their limits{ending}"
     deciding = [by_key[key].why for key in outputs if key in by_key]

@@ -33,7 +33,7 @@ class Cuda(Device):
     has_own_clock = True
 
     def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

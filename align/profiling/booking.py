@@ -27,7 +27,7 @@ class Booking:
 
 
 def booking_of(sites: Iterable[PlannedSite], plan: Plan, *, whole_chains: bool = False) -> Booking:
-    """Book the output call of every site that the plan fuses under its operator, or all its calls with `whole_chains`."""
+    """Book the output call of every site that the plan fuses under its operator; with `whole_chains` all its calls."""
     operators: dict[CallId, str] = {}
     families: dict[str, Family] = {}
     for planned in sites:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from align.profiling.values import KernelTotal
@@ -23,7 +24,7 @@ def totals(events: Iterable[Any]) -> tuple[KernelTotal, ...]:
     """Events that ran on the device, by name, the most time first."""
     groups: dict[str, list[float]] = {}
     for event in events:
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             groups.setdefault(event.name, []).append(event.time_range.elapsed_us() * 1e-6)
     whole = sum(map(sum, groups.values()))
     rows = [

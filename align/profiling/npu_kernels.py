@@ -63,7 +63,8 @@ def _row(row: Mapping[str, str | None]) -> KernelRow:
     blocks = next((cells[name] for name in _BLOCKS if cells.get(name)), "0")
     return KernelRow(
         cells["Name"], cells["Type"], cells.get("Accelerator Core", ""), _number(cells["Duration(us)"]) * 1e-6,
-        _number(cells.get("Wait Time(us)", "")) * 1e-6, int(_number(blocks)), cells.get("HF32 Eligible", "").upper() == "YES",
+        _number(cells.get("Wait Time(us)", "")) * 1e-6, int(_number(blocks)),
+        cells.get("HF32 Eligible", "").upper() == "YES",
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _trips(profile: PlanProfile) -> Iterator[Remark]:
 
 
 def merged_trips(trips: Iterable[RoundTrip]) -> tuple[RoundTrip, ...]:
-    """Trips of modules that differ by a number only (`blocks.*.attn`) as one; those that copy first, then the dearest."""
+    """Trips of modules that differ by a number only (`blocks.*.attn`) as one; those that copy first, then by time."""
     groups: dict[tuple[Turning, str, str, str, str], list[RoundTrip]] = {}
     for trip in trips:
         key = (trip.turning, _starred(trip.first), _starred(trip.last), trip.layout, trip.other_layout)
@@ -96,15 +96,16 @@ def trip_text(trip: RoundTrip) -> str:
     copied = f"{nbytes(trip.copied_nbytes)} copied" if trip.copied_nbytes else "views only"
     first, last = trip.first.rpartition("/"), trip.last.rpartition("/")
     where = f"{first[0]} ({first[2]}, {last[2]})" if first[0] == last[0] else f"{trip.first} to {trip.last}"
-    return f"{trip.turning} {trip.layout} -> {trip.other_layout} and back in {where}: {plural(trip.count, 'time')}, {seconds(trip.seconds)}, {copied}"
+    cost = f"{plural(trip.count, 'time')}, {seconds(trip.seconds)}, {copied}"
+    return f"{trip.turning} {trip.layout} -> {trip.other_layout} and back in {where}: {cost}"
 
 
 def _tiny(profile: PlanProfile, kind: str) -> Iterator[Remark]:
     tiny = profile.tiny
     if tiny is not None:
         text = (
-            f"{count(tiny.count)} of {count(tiny.of)} calls take under {seconds(tiny.limit_seconds)} (median {seconds(tiny.median_seconds)}, "
-            f"{seconds(tiny.seconds)} in all), {count(tiny.path_count)} of them in {tiny.path}: host-bound"
+            f"{count(tiny.count)} of {count(tiny.of)} calls take under {seconds(tiny.limit_seconds)} "
+            f"(median {seconds(tiny.median_seconds)}, {seconds(tiny.seconds)} in all), {count(tiny.path_count)} of them in {tiny.path}: host-bound"
         )
         yield Remark("tiny calls", profile.plan.role, text, "fuse them, or capture the step as one graph")
     if kind != "cpu" and profile.seconds > 0 and profile.device_seconds < 0.7 * profile.seconds:

@@ -49,12 +49,16 @@ from align.wire_cost import seconds_per_call
 FEWEST_TINY = 200
 
 
+_WHOLE = TimingOptions(min_rounds=8, max_rounds=40, budget_seconds=5.0)
+_SHAPES = TimingOptions(min_rounds=6, max_rounds=12, budget_seconds=2.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
     """How long to measure: whole rounds, clocked rounds, rounds of every further input shape."""
 
-    timing: TimingOptions = TimingOptions(min_rounds=8, max_rounds=40, budget_seconds=5.0)
-    shapes: TimingOptions = TimingOptions(min_rounds=6, max_rounds=12, budget_seconds=2.0)
+    timing: TimingOptions = _WHOLE
+    shapes: TimingOptions = _SHAPES
     clocked_rounds: int = 5
 
 

@@ -144,7 +144,8 @@ def _print_sites(profile: Profile, console: Console) -> None:
     if not profile.sites:
         return
     gain = profile.baseline.device_seconds - profile.candidate.device_seconds
-    told = f"{nbytes(profile.saved_nbytes)} of interior tensors not written a run, calls {seconds(abs(gain))} {'faster' if gain > 0 else 'slower'}"
+    speed = f"{seconds(abs(gain))} {'faster' if gain > 0 else 'slower'}"
+    told = f"{nbytes(profile.saved_nbytes)} of interior tensors not written a run, calls {speed}"
     _title(console, "Fused sites", told)
     table = _table("operator", "sites", "runs", "unfused", "fused", "gain", "not written")
     for site in profile.sites:
@@ -244,8 +245,9 @@ def _print_steps(profile: Profile, console: Console) -> None:
 
 def _print_costs(profile: Profile, console: Console) -> None:
     _title(console, "The tool's own cost", "")
-    clock = f"{seconds(profile.clock_seconds_per_call)} a call, already taken off; {seconds(profile.clock_total_seconds_per_call)} in all"
-    _line(console, f"  clock: {clock}, in {plural(profile.rounds, 'round')} apart from the timed ones")
+    inside, whole = seconds(profile.clock_seconds_per_call), seconds(profile.clock_total_seconds_per_call)
+    apart = f"in {plural(profile.rounds, 'round')} apart from the timed ones"
+    _line(console, f"  clock: {inside} a call, already taken off; {whole} in all, {apart}")
     own = f"baseline {seconds(profile.baseline.tool_seconds)}, candidate {seconds(profile.candidate.tool_seconds)}"
     _line(console, f"  in the timed rounds: {own}; without it the speed-up is about {times(profile.own_speedup)}")
     for note in profile.notes:

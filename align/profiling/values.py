@@ -96,7 +96,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one run: the device's own peak, and the peak of call outputs alive together (kernels' work space unseen)."""
+    """Memory of one run: the device's own peak, and that of call outputs alive together (kernels' work space unseen)."""
 
     peak_nbytes: float
     live_peak_nbytes: int
@@ -149,7 +149,7 @@ class PlanProfile:
 
 @dataclass(frozen=True, slots=True)
 class SiteGain:
-    """All sites of one operator that the candidate runs fused: time of the same calls in both plans, bytes not written."""
+    """The sites of one operator that the candidate fuses: time of the same calls in both plans, bytes not written."""
 
     operator: str
     sites: int

@@ -18,6 +18,7 @@ from align.dumpers.choice import Choice, Plan, Site
 from align.dumpers.dtypes import RawTensor
 from align.dumpers.naming import map_tensors, walk_tensors
 from align.dumpers.tensors import snapshot
+from align.dumpers.wire import Call
 from align.operators.base import Operator
 from align.plan import PlannedSite, substitutions
 from align.session import Session
@@ -47,10 +48,19 @@ class Shadow(Substitute):
         self.errors: dict[str, tuple[float, float]] = {}
         self.kept: tuple[RawTensor, RawTensor, RawTensor, tuple[RawTensor, ...]] | None = None
         self.arguments: Mapping[str, Any] = {}
+        self._before: Mapping[str, Any] = {}
+
+    def execute(self, call: Call) -> Any:
+        work = self._work.get(call.ident)
+        if work is not None and call.ident == work.last and work.substitution.form is Form.FUSED:
+            work.gather(call)
+            self._before = _fresh(work.arguments)  # a kernel that works in place overwrites what it was given
+        return super().execute(call)
 
     def observe(self, substitution: Substitution, arguments: Mapping[str, Any], result: Any) -> None:
         if substitution.form is not Form.FUSED:
             return
+        arguments = {**arguments, **self._before}
         operator = substitution.match.operator
         fused, exact, plain = (
             _first(result),
