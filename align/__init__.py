@@ -1,4 +1,4 @@
-"""Find which fusion or precision choice changed a model's numbers: the public facade, importing nothing heavy until used."""
+"""Find which fusion or precision choice changed a model's numbers: the facade, importing nothing heavy until used."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def run(target: str = "demo", *, out: str | Path | None = None, force: bool = Fa
     """Run a target three ways and return everything that was found out.
 
     target   `file.py:function`, `package.module:function` or `demo`
-    options  keys of any section of align.toml, such as device="cpu", dtype="float16", fuse=("attention",), policy="cosine"
+    options  keys of any section of align.toml: device="cpu", dtype="float16", fuse=("attention",), policy="cosine"
     Raises AlignError (two lines, an exit code) for wrong use and for models that fail.
     """
     settings = load_settings(Path(), by_section({"target": target, **options}))
@@ -32,7 +32,7 @@ def run(target: str = "demo", *, out: str | Path | None = None, force: bool = Fa
 
 
 def by_section(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sort options into the sections of align.toml that have a key of that name. Raises UsageError for an unknown one."""
+    """Sort options into the sections of align.toml that have such a key. Raises UsageError for an unknown one."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         for section, entry in Settings.model_fields.items():

@@ -221,7 +221,7 @@ def roots_of(model: Any) -> dict[str, nn.Module]:
 
 def largest_root(roots: Mapping[str, nn.Module]) -> str:
     """Prefix of the module whose calls count the steps: of diffusers' usual names, else the one with most parameters."""
-    usual = [name for name in _STEPPERS if name in roots]
+    usual = [name for name in (_STEPPERS if len(roots) > 1 else roots) if name in roots]
     return usual[0] if usual else max(roots, key=lambda name: sum(p.numel() for p in roots[name].parameters()))
 
 

@@ -1,4 +1,7 @@
-"""The command line: gathers the commands, and turns every ending into an exit code. Imports nothing heavy until a command runs."""
+"""The command line: gathers the commands, and turns every ending into an exit code.
+
+Imports nothing heavy until a command runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, cast
 
-# Before torch is imported anywhere: a torch_npu without CANN must not break `import torch`; the npu device loads it itself.
+# Before torch is imported anywhere: a torch_npu without CANN must not break `import torch`; the npu device loads it.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import typer
@@ -30,8 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for name, command in {
-    "run": run, "bisect": bisect, "gate": gate, "compare": compare, "show": show, "report": report, "profile": profile, "ops": ops,
-    "doctor": doctor, "init": init, "import": import_dump,
+    "run": run, "bisect": bisect, "gate": gate, "compare": compare, "show": show, "report": report,
+    "profile": profile, "ops": ops, "doctor": doctor, "init": init, "import": import_dump,
 }.items():  # fmt: skip
     app.command(name)(cast("Callable[..., None]", command))
 

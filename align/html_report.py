@@ -83,7 +83,7 @@ def _detail(mine: RawTensor | None, reference: RawTensor | None) -> ErrorDetail 
 
 
 def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[Cells, str, str]:
-    """|c - r| as a picture: the last two axes (leading ones by maximum), reduced by maximum to at most 96 cells a side."""
+    """|c - r| as a picture: the last two axes (leading ones by maximum), reduced to at most 96 cells a side."""
     error = np.abs(np.asarray(widen(candidate), dtype=np.float64) - np.asarray(widen(reference), dtype=np.float64))
     if error.ndim == 0 or error.size == 0:
         return (), "", ""

@@ -1,4 +1,4 @@
-"""The `auto` tolerance: perturb the baseline K times, measure every node on the fly, and turn the spread into limits."""
+"""The `auto` tolerance: perturb the baseline K times, measure every node on the fly, turn the spread into limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MeasureSink:
                 record.shape,
                 Pairing.EXACT,
                 measure(mine, reference),
-            )  # fmt: skip
+            )
         )
 
     def submit_bare(self, record: NodeRecord) -> None:

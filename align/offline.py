@@ -47,7 +47,7 @@ def compare_files(asked: Comparing) -> RunReport:
                 ("reference", asked.reference, reference),
                 ("baseline", asked.baseline, baseline),
                 ("candidate", asked.candidate, candidate),
-            )  # fmt: skip
+            )
             if path is not None and source is not None
         )
     return RunReport(candidate.header.workload, "", roles, comparison, judgement, notes=comparison.warnings)

@@ -14,15 +14,15 @@ _HEAD = """\
 
 Written by `python -m align.operators_page`; do not edit. `align ops TARGET` lists the sites of a workload.
 
-Every operator has an unfused form in primitive calls, which the baseline and the reference run, and fused kernels on the
-devices named. A device that is not named has none, and sites of the operator stay unfused there.
+Every operator has an unfused form in primitive calls, which the baseline and the reference run, and fused kernels on
+the devices named. A device that is not named has none, and sites of the operator stay unfused there.
 """
 
 _TAIL = """
 ## Operators of your own
 
-A call that the catalog does not know (a custom operator, a new `npu_*` call) needs its unfused form, once, anywhere that is
-imported with your target:
+A call that the catalog does not know (a custom operator, a new `npu_*` call) needs its unfused form, once, anywhere
+that is imported with your target:
 
 ```python
 import align, torch

@@ -29,13 +29,14 @@ Form = TypeVar("Form", bound=Callable[..., Any])
 def replaces_call(op: str, *, op_class: OpClass = OpClass.ORDINARY) -> Callable[[Form], Form]:
     """Register the decorated function as the unfused form of the torch call `op`, which is itself the fused one.
 
-    `op` is the call's short name (`npu_my_op`) or qualified name (`myspace::my_op`). Raises UsageError when it is taken.
+    `op` is the short name (`npu_my_op`) or the qualified one (`myspace::my_op`). Raises UsageError when it is taken.
     """
 
     def decorate(unfused: Form) -> Form:
         operator = Operator(
             op.rpartition("::")[2], op_class, f"{op}, registered by the user", "as the registered function rounds",
-            (lambda record, graph: _match(record, op, operator),), _by_position(unfused), _native_everywhere(), _no_example,
+            (lambda record, graph: _match(record, op, operator),),
+            _by_position(unfused), _native_everywhere(), _no_example,
         )  # fmt: skip
         register(operator)
         return unfused
@@ -94,7 +95,7 @@ _modules: dict[str, ModuleFusion] = {}
 
 
 def fuses_module(glob: str, *, unfused: Callable[..., Any] | None = None) -> Callable[[Form], Form]:
-    """Register the decorated function `(module, *args, **kwargs)` as the fused form of modules; its name is the choice's.
+    """Register the decorated `(module, *args, **kwargs)` as the fused form of modules; its name is the choice's.
 
     Raises UsageError when the name is taken, naming both globs.
     """

@@ -56,8 +56,8 @@ class Bars:
     def stage(self, name: str, total: int = 0) -> Iterator[Stage]:
         """Show a bar for as long as the stage lasts."""
         columns = (
-            SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("eta"), TimeRemainingColumn(),
+            SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(24), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
         )  # fmt: skip
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield _Bar(progress, name, total)

@@ -1,4 +1,4 @@
-"""Hold one workload, its survey and its plans, and run any plan of it: what `run`, `bisect`, `gate` and `profile` share.
+"""Hold one workload, its survey and its plans, and run any plan of it: `run`, `bisect`, `gate`, `profile` share it.
 
 The survey rides on the reference run. The candidate may be the same model with fused kernels at chosen sites, the same
 builder with its declared choices on, or a second target of the user's; in the last two cases the catalog's sites run
@@ -32,6 +32,7 @@ from align.settings import RunSettings
 from align.taps.cast import SitePrecision, WidenReference
 from align.taps.module_swap import ModuleSwap
 from align.taps.substitute import Substitute
+from align.taps.transplant import Transplant, baseline_mode, is_transplant, parts_of
 from align.taps.unfuse import UnfuseCalls
 from align.workload import Target, find_target
 
@@ -43,7 +44,7 @@ def ignore_value(value: Any, wire: Wire) -> None:
 
 
 class Session:
-    """A surveyed workload. Call `survey` once, before any plan is run. `find` turns the settings' texts into targets."""
+    """A surveyed workload. Call `survey` once, before any plan is run. `find` turns texts into targets."""
 
     def __init__(self, settings: RunSettings, *, find: Callable[[str], Target] = find_target) -> None:
         self.settings = settings
@@ -57,6 +58,7 @@ class Session:
         self.sites: tuple[PlannedSite, ...] = ()
         self.widened: dict[str, int] = {}
         self.computing_paths: tuple[str, ...] = ()
+        self.computing_calls: tuple[str, ...] = ()
         self._asked: tuple[str, ...] = ()
         self.executor = self._executor(frozenset())
 
@@ -77,28 +79,39 @@ class Session:
             outcome = executor.run_reference([*steering, *taps], on_value=note)
         self._asked = tuple(sorted(asked))
         self.widened = widen.widened
-        self.computing_paths = _computing_paths(survey.graph)
+        self.computing_calls = _computing_calls(survey.graph)
+        self.computing_paths = tuple(dict.fromkeys(f"{name.partition('/')[0]}/*" for name in self.computing_calls))
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
         return outcome
 
     @contextmanager
     def on_inputs(self, name: str) -> Iterator[None]:
-        """Survey and run on one of the target's `input_sets` for the context; afterwards all is as it was surveyed before."""
-        before = self._inputs, self.sites, self.widened, self.computing_paths, self._asked
-        self._inputs = name
+        """Survey and run on one of the target's `input_sets` for the context; then all is as before."""
+        before = self._inputs, self.sites, self.widened, self.computing_paths, self.computing_calls, self._asked
         self.executor.use_inputs(name)
+        self._inputs = name
         try:
             yield
         finally:
-            self._inputs, self.sites, self.widened, self.computing_paths, self._asked = before
+            self._inputs, self.sites, self.widened, self.computing_paths, self.computing_calls, self._asked = before
             self.executor.use_inputs(self._inputs)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
     @property
     def is_own_candidate(self) -> bool:
-        """Whether the user supplies the fused variant: a second target, declared choices, or choices asked for in code."""
+        """Whether the user supplies the fused variant: a second target, or choices declared or asked for in code."""
         return self._second is not None or bool(self.user_choices)
+
+    @property
+    def variant_parts(self) -> dict[Choice, Choice]:
+        """Parts in which the user's second target differs from the first, with the choice that takes the first's."""
+        if self._second is None:
+            return {}
+        candidate = self._executor("second")
+        candidate.place_low()
+        self.executor.place_low()
+        return parts_of(candidate.workload.model, self.executor.workload.model)
 
     @property
     def user_choices(self) -> tuple[str, ...]:
@@ -140,7 +153,10 @@ class Session:
                 f"cannot read plan {path}: {exc.strerror}", "give a plan file that `align run` or `align bisect` wrote"
             ) from exc
         known = {*self.fusions, *(Choice(ChoiceKind.USER, name) for name in self.user_choices)}
-        strange = sorted(c for c in told.choices if c.kind in (ChoiceKind.FUSION, ChoiceKind.USER) and c not in known)
+        catalogued = (
+            c for c in told.choices if c.kind in (ChoiceKind.FUSION, ChoiceKind.USER) and not is_transplant(c)
+        )
+        strange = sorted(c for c in catalogued if c not in known)
         if strange:
             raise UsageError(
                 f"{path}: {strange[0]} does not exist in this workload",
@@ -171,7 +187,13 @@ class Session:
         if module_fusions():
             steering.append(ModuleSwap(module_fusions(), user_choices_of(plan)))
         steering.append(substitute)
-        with switched(user_choices_of(plan)):
+        if any(is_transplant(choice) for choice in plan.choices):
+            self.executor.place_low()
+            steering.append(Transplant(plan.choices, self.executor.workload.model))
+        with (
+            switched(user_choices_of(plan)),
+            baseline_mode(plan.choices, executor.workload.model, self.executor.workload.model),
+        ):
             outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
         return outcome, substitute
 
@@ -194,7 +216,7 @@ class Session:
         return executor
 
 
-def _computing_paths(graph: CallGraph) -> tuple[str, ...]:
-    """Call globs (`path/*`) of the modules in whose own forward something is computed, in execution order."""
+def _computing_calls(graph: CallGraph) -> tuple[str, ...]:
+    """Names (`path/op#call`) of the calls that compute something, in execution order."""
     computing = (call for call in graph if family_of(call.op) is not Family.MOVEMENT)
-    return tuple(dict.fromkeys(f"{call.path}/*" for call in computing))
+    return tuple(dict.fromkeys("{}/{}#{}".format(*call.ident) for call in computing))

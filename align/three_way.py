@@ -7,22 +7,20 @@ observed, and the report says so. Timing runs carry no observe tap.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from align.compare.judge import judge
 from align.compare.model import Comparison, Judgement
 from align.compare.policy import policy_named
 from align.compare.tolerance import NoiseFloors
 from align.compare.traces import compare_traces
-from align.dumpers.choice import Choice, ChoiceKind, Plan
+from align.dumpers.choice import Plan
 from align.dumpers.model import NodeKey, RunStatus, TraceHeader
-from align.dumpers.naming import walk_tensors
 from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
 from align.dumpers.sink import TraceSink
 from align.dumpers.store import Trace, TraceWriter
@@ -30,10 +28,12 @@ from align.dumpers.wire import CallId, Wire
 from align.environment import describe_environment
 from align.execute import Outcome, digest_of
 from align.html_report import write_html
+from align.ledger import choice_rows
 from align.noise import measure_floors
+from align.pictures import Album
 from align.plan import PlannedSite
 from align.progress import Reporter, Stage
-from align.reports.model import ChoiceRow, ChoiceState, NodeFloor, RoleRow, RunReport, Timing
+from align.reports.model import NodeFloor, RoleRow, RunReport, Timing
 from align.reports.stored import store
 from align.session import Session
 from align.settings import Settings
@@ -54,16 +54,17 @@ class Job:
     progress: Reporter
     find: Callable[[str], Target] = find_target
     session: Session = field(init=False)
+    album: Album = field(init=False)
     rows: list[RoleRow] = field(default_factory=list)
     outputs: list[NodeKey] = field(default_factory=list)
     pictures: list[tuple[str, str]] = field(default_factory=list)
-    reference_picture: torch.Tensor | None = None
     notes: list[str] = field(default_factory=list)
     ran: dict[str, dict[str, int]] = field(default_factory=dict)
     floors: NoiseFloors | None = None
     nodes: int = 0
 
     def __post_init__(self) -> None:
+        self.album = Album(self.folder)
         self.session = Session(self.settings.run, find=self.find)
 
 
@@ -134,11 +135,13 @@ def _run_unobserved(job: Job, plan: Plan, observed: str) -> str:
         again = digest_of(job.session.run(plan)[0].result)
     if again != unobserved:
         job.notes.append(
-            f"{plan.role} is not deterministic: two equal runs give different outputs (stale state, races, or random numbers)"
+            f"{plan.role} is not deterministic: two equal runs give different outputs "
+            "(stale state, races, or random numbers)"
         )
     else:
         job.notes.append(
-            f"observing changes the {plan.role}: its node figures describe another program than the one that runs unobserved"
+            f"observing changes the {plan.role}: its node figures describe another program than the one "
+            "that runs unobserved"
         )
     return unobserved
 
@@ -210,35 +213,7 @@ def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobse
     job.rows.append(row)
     if not job.outputs:
         job.outputs = record.outputs[::-1]  # the result first, then what the steps yielded, the last one first
-    image = _picture(outcome.result)
-    if image is not None:
-        _save_pictures(job, plan.role, image)
-
-
-def _picture(result: Any) -> torch.Tensor | None:
-    """A result that looks like a picture (3 x H x W in 0..1), so that people can look at it too."""
-    tensors = [tensor for _, tensor in walk_tensors(result)]
-    if len(tensors) != 1 or not tensors[0].is_floating_point() or tensors[0].ndim not in (3, 4):
-        return None
-    image = tensors[0].detach().float().cpu()
-    if image.ndim == 4 and image.shape[0] != 1:
-        return None
-    if image.shape[-3] != 3 or min(image.shape[-2:]) < 16 or image.min() < -0.01 or image.max() > 1.01:
-        return None
-    return image.clamp(0, 1)
-
-
-def _save_pictures(job: Job, role: str, image: torch.Tensor) -> None:
-    """Save a run's picture and, beside the reference's, what differs from it, ten times amplified."""
-    from align.demo.picture import difference_png, save_png
-
-    save_png(image, job.folder / f"{role}.png")
-    job.pictures.append((role, f"{role}.png"))
-    if role == "reference":
-        job.reference_picture = image
-    elif job.reference_picture is not None and image.shape == job.reference_picture.shape:
-        difference_png(image, job.reference_picture, job.folder / f"{role}-difference.png")
-        job.pictures.append((f"{role} - reference, x10", f"{role}-difference.png"))
+    job.pictures.extend(job.album.add(plan.role, outcome.result))
 
 
 def _note_widening(job: Job) -> None:
@@ -309,13 +284,12 @@ def _time(job: Job, plans: dict[str, Plan]) -> Timing:
     return replace(
         timing, peak_bytes_baseline=peaks["baseline"], peak_bytes_candidate=peaks["candidate"],
         wire_seconds_per_call=seconds_per_call(), calls=job.nodes,
-        step_seconds_baseline=_median_steps(steps["baseline"]), step_seconds_candidate=_median_steps(steps["candidate"]),
+        step_seconds_baseline=_median_steps(steps["baseline"]),
+        step_seconds_candidate=_median_steps(steps["candidate"]),
     )  # fmt: skip
 
 
 def _median_steps(rounds: list[tuple[float, ...]]) -> tuple[float, ...]:
-    import statistics
-
     return tuple(statistics.median(times) for times in zip(*rounds, strict=True))
 
 
@@ -333,47 +307,22 @@ def _report(
     }
     (job.folder / "sites.json").write_text(json.dumps(sites, indent=1) + "\n", encoding="utf-8")
     floors = tuple(NodeFloor(str(limit.key), limit.rel_l2) for limit in job.floors.limits) if job.floors else ()
+    files = {path.name for path in job.folder.iterdir()} | {"comparison.json", "report.html", "report.json"}
     report = RunReport(
-        job.settings.run.target, str(job.folder), tuple(job.rows), comparison, judgement,
-        choices=choice_rows(job.session, plans["candidate"], comparison), timing=timing, floors=floors, pictures=tuple(job.pictures),
-        files=(*sorted(path.name for path in job.folder.iterdir()), "comparison.json", "report.html", "report.json"), notes=tuple(job.notes),
+        job.settings.run.target,
+        str(job.folder),
+        tuple(job.rows),
+        comparison,
+        judgement,
+        choices=choice_rows(job.session, plans["candidate"], comparison),
+        timing=timing,
+        floors=floors,
+        pictures=tuple(job.pictures),
+        files=tuple(sorted(files)),
+        notes=tuple(job.notes),
         environment=describe_environment(job.session.device),
-    )  # fmt: skip
+    )
     store(report, job.folder)
     with job.progress.stage("report"):
         write_html(report, job.folder, job.folder / "report.html")
     return report
-
-
-def choice_rows(session: Session, plan: Plan, comparison: Comparison) -> tuple[ChoiceRow, ...]:
-    """The ledger: every choice there is, whether it was on, and what its node says."""
-    worst: dict[str, tuple[float, float, str]] = {}
-    for node in comparison.nodes:
-        if node.candidate is not None:
-            name = node.key.call_name
-            if name not in worst or node.candidate.rel_l2 > worst[name][0]:
-                worst[name] = (
-                    node.candidate.rel_l2,
-                    node.baseline.rel_l2 if node.baseline else float("nan"),
-                    str(node.key),
-                )
-    rows = []
-    for planned in session.sites:
-        error, base, key = worst.get(planned.site.output, (float("nan"), float("nan"), ""))
-        state = (
-            ChoiceState.UNAVAILABLE
-            if planned.reason
-            else ChoiceState.ON
-            if planned.choice in plan.choices
-            else ChoiceState.OFF
-        )
-        label = planned.reason or (planned.kernel.label if planned.kernel else "")
-        rows.append(ChoiceRow(planned.choice, state, label, key, error, base, planned.site.interior_nbytes))
-    known = {row.choice for row in rows}
-    rows.extend(ChoiceRow(choice, ChoiceState.ON) for choice in sorted(plan.choices - known))
-    rows.extend(
-        ChoiceRow(Choice(ChoiceKind.USER, name), ChoiceState.OFF)
-        for name in session.user_choices
-        if Choice(ChoiceKind.USER, name) not in plan.choices
-    )
-    return tuple(rows)

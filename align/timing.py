@@ -177,9 +177,7 @@ def unsteadiness(rounds: Rounds) -> tuple[str, ...]:
             found.append(f"{name} rounds vary by {100 * (p90 - p10) / median:.0f} %: {_cause(values, median)}")
         if warm_up and max(warm_up) > _COMPILING * median:
             times = f"{max(warm_up) / median:.0f} times its median"
-            found.append(
-                f"a first round of the {name}, discarded, took {times}: compilation or first use of a shape"
-            )
+            found.append(f"a first round of the {name}, discarded, took {times}: compilation or first use of a shape")
     return tuple(found)
 
 

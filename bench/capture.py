@@ -152,29 +152,26 @@ class Bench:
         }
 
 
-def timed(arms: dict[str, Arm], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every arm in every round, interleaved; the first round warms up and does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
+def timed(bare: Arm, arm: Arm, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of both in every round, one right after the other and in turns first; a first round does not count."""
+    seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
-        for name, arm in arms.items():
+        for which in (0, 1) if number % 2 else (1, 0):
             started = time.perf_counter()
-            arm()
+            (bare, arm)[which]()
             if number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[which].append(time.perf_counter() - started)
     return seconds
 
 
-def show(shape: Shape, seconds: dict[str, list[float]], forwards: int) -> None:
-    """Print one row an arm: its ratio, its limit, and what it adds to a forward."""
-    bare = seconds["bare"]
-    print(f"  {'':22}{'ratio':>8}{'limit':>8}{'ms added a forward':>22}")
-    for name, own in seconds.items():
-        ratio = statistics.median(mine / other for mine, other in zip(own, bare, strict=True))
-        added = statistics.median(mine - other for mine, other in zip(own, bare, strict=True)) / forwards * 1e3
-        if name == "open and close":
-            print(f"  {name:22}{'':8}{'':8}{statistics.median(own) * 1e3:18.1f} once")
-        else:
-            print(f"  {name:22}{ratio:8.2f}{shape.limits.get(name, ''):>8}{added:22.1f}")
+def show(shape: Shape, name: str, seconds: tuple[list[float], list[float]], forwards: int) -> None:
+    """Print one arm's ratio, its limit, and what it adds to a forward."""
+    ratio = statistics.median(mine / bare for bare, mine in zip(*seconds, strict=True))
+    added = statistics.median(mine - bare for bare, mine in zip(*seconds, strict=True)) / forwards * 1e3
+    if name == "open and close":
+        print(f"  {name:22}{'':8}{'':8}{statistics.median(seconds[1]) * 1e3:17.1f} once", flush=True)
+    else:
+        print(f"  {name:22}{ratio:8.2f}{shape.limits.get(name, ''):>8}{added:22.1f}", flush=True)
 
 
 def show_peer(python: str, shape: Shape, rounds: int) -> None:
@@ -203,9 +200,13 @@ def main() -> None:
         print(f"{shape.name}: {shape.layers} x {shape.width}, {shape.batch} x {shape.length} tokens, {torch.get_num_threads()} threads")
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             bench = Bench(shape, Path(folder), options.forwards, options.attention)
-            seconds = timed(bench.arms(), options.rounds)
-        print(f"  bare forward: {statistics.median(seconds['bare']) / options.forwards * 1e3:.1f} ms")
-        show(shape, seconds, options.forwards)
+            arms = bench.arms()
+            print(f"  {'':22}{'ratio':>8}{'limit':>8}{'ms added a forward':>22}")
+            for arm, run in arms.items():
+                seconds = timed(bench.bare, run, options.rounds)
+                if arm == "bare":
+                    print(f"  bare forward: {statistics.median(seconds[0]) / options.forwards * 1e3:.1f} ms")
+                show(shape, arm, seconds, options.forwards)
         if options.peer_python:
             show_peer(options.peer_python, shape, options.rounds)
 

@@ -25,8 +25,8 @@ class Measures:
                       and how many of them miss the absolute bound; `mare_normal`, `mere_normal`, are over the others
     zero_rows         rows (last axis, two elements or more) that are all zero in the candidate and not in the reference
     mismatched        positions where one side is NaN, +Inf or -Inf and the other side is not the same
-    Zero reference: rel_l2 is 0 if the candidate is zero too, else inf; cosine_distance 0 resp. 1. Empty, or finite nowhere on
-    both sides: every error 0, share_close 1, snr_db inf, means and extremes NaN, index ().
+    Zero reference: rel_l2 is 0 if the candidate is zero too, else inf; cosine_distance 0 resp. 1. Empty, or finite
+    nowhere on both sides: every error 0, share_close 1, snr_db inf, means and extremes NaN, index ().
     """
 
     count: int

@@ -130,7 +130,9 @@ def named_modules(root: nn.Module, seen: set[int] | None = None) -> Iterator[tup
 
 def can_be_called(module: nn.Module) -> bool:
     """Whether a module has a forward: containers (ModuleList, ParameterList, ...) have none."""
-    return is_sealed(module) or "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in module.__dict__:
+        return True
+    return type(module).forward is not nn.Module.forward
 
 
 def wrapped_name(module: nn.Module) -> str | None:

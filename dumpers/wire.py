@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from align.dumpers.model import MODULE_OP
-from align.dumpers.naming import CallUse, OpName, can_be_called, is_sealed, named_modules, op_name
+from align.dumpers.naming import CallUse, OpName, can_be_called, named_modules, op_name
 from align.dumpers.wrapping import Wrapped, wrap
 
 
@@ -210,8 +210,9 @@ class Wire:
                 if not can_be_called(module):
                     continue
                 full = f"{prefix}.{path}" if prefix and path else prefix or path
-                self._wrapped.append(wrap(self, module, full))
-                if is_sealed(module):
+                wrapped = wrap(self, module, full)
+                self._wrapped.append(wrapped)
+                if wrapped.is_sealed:
                     opaque.append(full)
                 if module._parameters:
                     self._with_parameters.add(full)

@@ -1,6 +1,6 @@
 """Capture a transformers `generate()`: every new token is a step of the trace. Random weights, no download.
 
-    python examples/capture_generate.py [generate.h5]
+python examples/capture_generate.py [generate.h5]
 """
 
 from __future__ import annotations

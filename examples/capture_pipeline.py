@@ -1,6 +1,6 @@
 """Capture a diffusers pipeline: its modules by name, its denoising steps as steps. Random weights, no download.
 
-    python examples/capture_pipeline.py [pipeline.h5]
+python examples/capture_pipeline.py [pipeline.h5]
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def main(path: str = "pipeline.h5") -> None:
     """Denoise for four steps, keep the tensors of the blocks, and show how the picture's spread goes down."""
     pipeline = build()
     generator = torch.Generator("cpu").manual_seed(0)
-    with align.capture(pipeline, path, include=("unet", "unet.*_blocks.?", "unet.mid_block"), overwrite=True) as running:
+    with align.capture(
+        pipeline, path, include=("unet", "unet.*_blocks.?", "unet.mid_block"), overwrite=True
+    ) as running:
         pipeline(num_inference_steps=4, generator=generator, output_type="np")
     with Trace.open(path) as trace:
         print(f"{len(trace.nodes)} nodes in {running.path}")

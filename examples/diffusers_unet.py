@@ -1,4 +1,4 @@
-"""An unmodified diffusers UNet with random weights, two denoising steps: `align run examples/diffusers_unet.py:build`."""
+"""An unmodified diffusers UNet with random weights, two steps: `align run examples/diffusers_unet.py:build`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -33,8 +33,8 @@ class Confidence(StrEnum):
 class Timing:
     """Baseline and candidate timed in interleaved rounds, in seconds; `speedup` = baseline / candidate.
 
-    `low` and `high` bound the speed-up (bootstrap, 95 %). Peak memory in bytes above the start of the run, NaN where the
-    device does not tell. `wire_seconds_per_call` is the tool's own cost. `warnings` name why a figure is doubtful.
+    `low` and `high` bound the speed-up (bootstrap, 95 %). Peak memory in bytes, NaN where the device does not
+    tell. `wire_seconds_per_call` is the tool's own cost. `warnings` name why a figure is doubtful.
     """
 
     baseline: Quantiles
@@ -64,7 +64,7 @@ class ChoiceState(StrEnum):
 class ChoiceRow:
     """One line of the ledger: a choice, what it did to its node, and what it saves.
 
-    `candidate_error` and `baseline_error` are relative L2 of the site's output node against the reference, NaN if unknown.
+    `candidate_error` and `baseline_error` are relative L2 of the site's output against the reference, NaN if unknown.
     """
 
     choice: Choice

@@ -18,7 +18,7 @@ from align.compare.model import Comparison, Coverage, Measures, NodeComparison, 
 from align.compare.policy import Policy
 from align.dumpers.choice import Plan
 from align.dumpers.dtypes import RawTensor
-from align.dumpers.errors import AlignError, TargetError, UndecidedError
+from align.dumpers.errors import AlignError, TargetError, UndecidedError, UsageError
 from align.dumpers.families import op_class_of
 from align.dumpers.model import NodeKey, NodeKind
 from align.execute import Outcome, digest_of
@@ -54,98 +54,134 @@ class TrialResult:
     digest: str
 
 
+def unknown(why: str) -> TrialResult:
+    """A trial that gave no answer."""
+    return TrialResult(Status.UNKNOWN, math.nan, math.nan, why, "")
+
+
+class Ends:
+    """What trials are measured against: reference values, the baseline's errors and dtypes, the limit of a metric."""
+
+    __slots__ = ("baseline", "dtypes", "limit", "reference")
+
+    def __init__(self, reference: dict[NodeKey, RawTensor], limit: float) -> None:
+        self.reference = reference
+        self.limit = limit
+        self.baseline: dict[NodeKey, Measures] = {}
+        self.dtypes: dict[NodeKey, str] = {}
+
+
 class Trials:
     """The predicate of a search over plans of one session. `prepare` makes the reference and baseline runs."""
 
     def __init__(self, session: Session, criterion: Criterion) -> None:
         self.session = session
-        self._criterion = criterion
+        self.criterion = criterion
         self._metric = load_metric(criterion.metric) if criterion.metric else None
-        self._reference: dict[NodeKey, RawTensor] = {}
         self._reference_result: Any = None
-        self._baseline: dict[NodeKey, Measures] = {}
-        self._limit = criterion.max_error
-        self.count = 0
+        self.ends = Ends({}, criterion.max_error)
+
+    # -- the ends ---------------------------------------------------------------------------------------------------
 
     def prepare(self, baseline: Plan) -> TrialResult:
         """Run the reference (which surveys the sites) and the baseline; return the baseline's result."""
-        collect = Collect(self._criterion.nodes)
-        outcome = self.session.survey([collect], on_value=collect.on_value)
-        self._reference, self._reference_result = collect.values, outcome.result
-        if not self._reference:
-            raise UndecidedError(
-                f"nothing to judge: no node matches {self._criterion.nodes}", "give a glob over module paths or calls"
-            )
-        values, ran = self._collect(baseline)
-        if self._criterion.has_baseline:
-            self._baseline = {
-                key: measure(values[key], self._reference[key]) for key in self._reference if key in values
-            }
-        if self._metric is not None and self._limit == 0.0:
-            self._limit = 1.5 * self._user_error(ran.result)
-        return self._judged(values, ran)
+        ends = self.ends
+        ends.reference = self._survey()
+        if not ends.reference:
+            asked = " ".join(self.criterion.nodes) or "the results"
+            raise UsageError(f"nothing to judge: no node matches {asked}", "give a glob over module paths (`unet.mid.*`) or calls (`*/softmax#0`)")
+        collected, ran = self._collect(baseline)
+        ends.dtypes = {key: value.dtype for key, value in collected.values.items()}
+        if self.criterion.has_baseline:
+            known = ((key, collected.values.get(key), value) for key, value in ends.reference.items())
+            ends.baseline = {key: measure(ours, value) for key, ours, value in known if ours is not None and ours.shape == value.shape}
+        if self._metric is not None and ends.limit == 0.0:
+            ends.limit = 1.5 * self._user_error(ran.result)
+        return self._judged(collected, ran)
+
+    def adopt(self, ends: Ends) -> None:
+        """Survey, and measure against what another process has found: a baseline must not be run with this one's environment."""
+        self._survey()
+        self.ends = ends
+
+    def _survey(self) -> dict[NodeKey, RawTensor]:
+        collect = Collect(self.criterion.nodes)
+        outcome = self.session.survey([collect] if self.criterion.nodes else [], on_value=collect.on_value)
+        self._reference_result = outcome.result if self._metric is not None else None
+        return collect.values
+
+    # -- trials -----------------------------------------------------------------------------------------------------
 
     def run(self, plan: Plan) -> TrialResult:
-        """Run a plan. A run that fails is UNKNOWN with its error in `why`; only Ctrl-C and wrong use pass through."""
-        self.count += 1
+        """Run a plan. A run that fails is UNKNOWN with its error in `why`; only Ctrl-C passes through."""
         try:
-            values, outcome = self._collect(plan)
-        except UndecidedError as exc:
-            return TrialResult(Status.UNKNOWN, math.nan, math.nan, exc.problem, "")
-        except AlignError:
-            raise
+            return self._judged(*self._collect(plan))
+        except AlignError as exc:
+            return unknown(exc.problem)
         except Exception as exc:  # a kernel of the user's own may raise anything; a trial must not end the search
-            return TrialResult(Status.UNKNOWN, math.nan, math.nan, f"{type(exc).__name__}: {exc}", "")
-        return self._judged(values, outcome)
+            return unknown(f"{type(exc).__name__}: {exc}")
 
-    def _collect(self, plan: Plan) -> tuple[dict[NodeKey, RawTensor], Outcome]:
-        collect = Collect(self._criterion.nodes)
-        taps = [collect] if self._criterion.nodes else []
+    def digest(self, plan: Plan, *, is_observed: bool) -> str:
+        """Digest of a plan's result, with or without the tap that collects nodes."""
+        collect = Collect(self.criterion.nodes)
+        outcome, _ = self.session.run(plan, [collect] if is_observed else [])
+        return digest_of(outcome.result)
+
+    def _collect(self, plan: Plan) -> tuple[Collect, Outcome]:
+        collect = Collect(self.criterion.nodes)
+        taps = [collect] if self.criterion.nodes else []
         outcome, _ = self.session.run(plan, taps, on_value=collect.on_value)
-        return collect.values, outcome
+        return collect, outcome
 
-    def _judged(self, values: Mapping[NodeKey, RawTensor], outcome: Outcome) -> TrialResult:
+    def _judged(self, collect: Collect, outcome: Outcome) -> TrialResult:
         digest = digest_of(outcome.result)
         if self._metric is not None:
-            error = self._user_error(outcome.result)
-            bad = not error <= self._limit
-            why = f"{self._criterion.metric} {error:.4g}, allowed {self._limit:.4g}"
-            return TrialResult(Status.DRIFT if bad else Status.PASS, error, outcome.seconds, why, digest)
-        nodes = tuple(self._compared(order, key, values.get(key)) for order, key in enumerate(self._reference))
-        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self._criterion.has_baseline)
-        judgement = judge(comparison, self._criterion.policy, outputs=tuple(self._reference))
-        drift = max((node.candidate.rel_l2 for node in nodes if node.candidate is not None), default=math.nan)
-        return TrialResult(judgement.status, drift, outcome.seconds, judgement.why, digest)
+            return self._judged_by_metric(outcome, digest)
+        nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference))
+        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
+        judgement = judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
+        drifts = (node.candidate.rel_l2 for node in nodes if node.candidate is not None)
+        drift = max((value if not math.isnan(value) else math.inf for value in drifts), default=math.nan)
+        why = judgement.why.partition("; final output:")[0]
+        return TrialResult(judgement.status, drift, outcome.seconds, why, digest)
 
-    def _compared(self, order: int, key: NodeKey, value: RawTensor | None) -> NodeComparison:
-        reference = self._reference[key]
-        dtype = value.dtype if value is not None else reference.dtype
-        kind = NodeKind.MODULE
-        op_class = op_class_of(key.op, dtype)
+    def _judged_by_metric(self, outcome: Outcome, digest: str) -> TrialResult:
+        error, limit = self._user_error(outcome.result), self.ends.limit
+        status = Status.PASS if error <= limit else Status.DRIFT
+        return TrialResult(status, error, outcome.seconds, f"{self.criterion.metric} {error:.4g}, allowed {limit:.4g}", digest)
+
+    def _compared(self, order: int, key: NodeKey, collect: Collect) -> NodeComparison:
+        """A node beside the reference's, by the limits of the dtype it has in the baseline: float32 somewhere inside
+        does not make the rest exact."""
+        ends, value = self.ends, collect.values.get(key)
+        reference = ends.reference[key]
+        dtype = ends.dtypes.get(key, value.dtype if value is not None else reference.dtype)
+        head = key, order, NodeKind.MODULE, op_class_of(key.op, dtype), key.op, dtype
         if value is None:
-            return NodeComparison(
-                key, order, kind, op_class, key.op, dtype, reference.shape, Pairing.MISSING, problem="not in this run"
-            )
+            site = collect.swallowed.get(key, "")
+            pairing = Pairing.FUSED_AWAY if site else Pairing.MISSING
+            return NodeComparison(*head, reference.shape, pairing, problem="" if site else "not in this run", site=site)
         if value.shape != reference.shape:
-            problem = f"shape {value.shape} against {reference.shape}"
-            return NodeComparison(
-                key, order, kind, op_class, key.op, dtype, value.shape, Pairing.EXACT, problem=problem
-            )
-        return NodeComparison(
-            key, order, kind, op_class, key.op, dtype, value.shape, Pairing.EXACT, measure(value, reference), self._baseline.get(key)
-        )  # fmt: skip
+            return NodeComparison(*head, value.shape, Pairing.EXACT, problem=f"shape {value.shape} against {reference.shape}")
+        return NodeComparison(*head, value.shape, Pairing.EXACT, measure(value, reference), ends.baseline.get(key))
 
     def _user_error(self, result: Any) -> float:
         assert self._metric is not None
         try:
             return float(self._metric(result, self._reference_result))
         except Exception as exc:
-            raise TargetError(
-                f"{self._criterion.metric} raised {type(exc).__name__}: {exc}",
-                "it is called as metric(candidate, reference)",
-            ) from exc
+            raise TargetError(f"{self.criterion.metric} raised {type(exc).__name__}: {exc}", "it is called as metric(candidate, reference)") from exc
 
 
 def load_metric(text: str) -> Metric:
     """The user's function of (candidate result, reference result). Raises TargetError when it is not there."""
     return find_target(text).build
+
+
+def require_same(observed: str, unobserved: str) -> None:
+    """Blame nobody where looking changes what is seen. Raises UndecidedError."""
+    if observed != unobserved:
+        raise UndecidedError(
+            "the candidate's results change when nodes are observed, so no choice can be blamed by them",
+            "judge the results instead (without --nodes), or other nodes",
+        )

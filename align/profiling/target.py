@@ -112,15 +112,17 @@ def _profile(job: _Job) -> Profile:
     timing, steps = _whole_rounds(job)
     clocked = _clocked(job)
     calls = clocked[0].calls, clocked[1].calls
-    before, after = (_plan_profile(job, role, clocked[role], _look(job, role)) for role in (0, 1))
-    before, after = replace(before, seconds=timing.baseline.median), replace(after, seconds=timing.candidate.median)
+    medians = timing.baseline.median, timing.candidate.median
+    before, after = (_plan_profile(job, role, medians[role], clocked[role]) for role in (0, 1))
     chains = booking_of(sites, job.plans[1], whole_chains=True)
     spot = hot_spot(rebooked(calls[0], chains), rebooked(calls[1], chains))
     shapes = (_own_shape(job, timing), *measure_shapes(session, job.options.shapes, job.progress))
     return Profile(
         session.settings.target, session.device.kind, session.device.name(), job.plans[0].dtype, timing, before, after,
-        site_gains(sites, job.plans[1], *calls), spot, shapes, steps, remarks_on(before, after, spot, session.device.kind),
-        job.cost.inside, job.cost.total, job.options.clocked_rounds, tuple(job.notes), describe_environment(session.device),
+        site_gains(sites, job.plans[1], *calls), spot, shapes, steps,
+        remarks=remarks_on(before, after, spot, session.device.kind),
+        clock_seconds_per_call=job.cost.inside, clock_total_seconds_per_call=job.cost.total,
+        rounds=job.options.clocked_rounds, notes=tuple(job.notes), environment=describe_environment(session.device),
     )  # fmt: skip
 
 
@@ -206,21 +208,21 @@ def _look(job: _Job, role: int) -> _Looked:
     return _Looked(layout, waits, Memory(device_peak, peak, largest))
 
 
-def _plan_profile(job: _Job, role: int, clocked: _Clocked, looked: _Looked) -> PlanProfile:
-    calls = clocked.calls
-    seconds = {_moment(call): call.device_seconds for call in calls}
+def _plan_profile(job: _Job, role: int, seconds: float, clocked: _Clocked) -> PlanProfile:
+    calls, looked = clocked.calls, _look(job, role)
+    times = {_moment(call): call.device_seconds for call in calls}
     limit = tiny_limit(job.session.device.kind)
     return PlanProfile(
-        job.plans[role], 0.0, sum(call.device_seconds for call in calls), sum(call.host_seconds for call in calls),
+        job.plans[role], seconds, sum(call.device_seconds for call in calls), sum(call.host_seconds for call in calls),
         clocked.between_seconds, clocked.tool_seconds, len(calls),
         grouped(calls, op_label), grouped(calls, path_label), grouped(calls, call_label), grouped(calls, family_label),
-        tiny_calls(calls, limit_seconds=limit, fewest=FEWEST_TINY), looked.layout.round_trips(seconds), looked.waits.waits(), looked.memory,
-        _kernels(job, role),
+        tiny_calls(calls, limit_seconds=limit, fewest=FEWEST_TINY),
+        looked.layout.round_trips(times), looked.waits.waits(), looked.memory, _kernels(job, role),
     )  # fmt: skip
 
 
 def tiny_limit(kind: str) -> float:
-    """Seconds below which a call costs less than its dispatch: about 10 us on the CPU, 20 us with a launch to a device."""
+    """Seconds below which a call costs less than its dispatch: 10 us on the CPU, 20 us where a kernel is launched."""
     return 10e-6 if kind == "cpu" else 20e-6
 
 

@@ -141,7 +141,9 @@ def test_wrong_use_ends_in_two_lines_and_exit_code_2(align, tiny: str, words: tu
 def broken(tmp_path: Path, body: str) -> str:
     path = tmp_path / "broken.py"
     path.write_text(
-        f"import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, x):\n        {body}\ndef build():\n    return M(), torch.ones(2)\n"
+        "import torch\nfrom torch import nn\n"
+        f"class M(nn.Module):\n    def forward(self, x):\n        {body}\n"
+        "def build():\n    return M(), torch.ones(2)\n"
     )
     return f"{path}:build"
 

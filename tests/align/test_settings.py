@@ -33,7 +33,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(tmp_path: Path) -> None
 def test_a_broken_file_is_a_two_line_error_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "align.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="align.toml"):
+    with pytest.raises(ConfigError, match=r"align\.toml"):
         load_settings(path, {})
 
 

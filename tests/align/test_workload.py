@@ -37,7 +37,8 @@ def test_every_documented_form_of_a_target_is_understood(
 def test_an_object_with_model_inputs_and_loop_is_a_workload(tmp_path: Path) -> None:
     body = (
         "class W:\n    model = nn.Linear(2, 2)\n    inputs = (torch.ones(1, 2),)\n"
-        "    @staticmethod\n    def loop(model, x, steps=3):\n        for _ in range(steps):\n            x = model(x)\n            yield x\n"
+        "    @staticmethod\n    def loop(model, x, steps=3):\n"
+        "        for _ in range(steps):\n            x = model(x)\n            yield x\n"
         "def build():\n    return W()\n"
     )
     workload = find_target(target(tmp_path, body)).load(0)
@@ -46,7 +47,10 @@ def test_an_object_with_model_inputs_and_loop_is_a_workload(tmp_path: Path) -> N
 
 
 def test_a_builder_with_declared_choices_gets_the_ones_that_are_on(tmp_path: Path) -> None:
-    body = "CHOICES = ('wide', 'deep')\ndef build(choices):\n    return nn.Linear(2, 4 if 'wide' in choices else 2), torch.ones(1, 2)\n"
+    body = (
+        "CHOICES = ('wide', 'deep')\n"
+        "def build(choices):\n    return nn.Linear(2, 4 if 'wide' in choices else 2), torch.ones(1, 2)\n"
+    )
     found = find_target(target(tmp_path, body))
     assert found.choices == ("wide", "deep")
     assert found.load(0, frozenset({"wide"})).model.out_features == 4
@@ -64,7 +68,10 @@ def test_one_seed_gives_one_set_of_weights_and_leaves_the_callers_generator_alon
 
 def test_a_target_file_may_import_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_target.py").write_text("WIDTH = 5\n")
-    body = "import neighbour_of_target\ndef build():\n    return nn.Linear(2, neighbour_of_target.WIDTH), torch.ones(1, 2)\n"
+    body = (
+        "import neighbour_of_target\n"
+        "def build():\n    return nn.Linear(2, neighbour_of_target.WIDTH), torch.ones(1, 2)\n"
+    )
     assert find_target(target(tmp_path, body)).load(0).model.out_features == 5
 
 
