@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -88,16 +89,21 @@ class Executor:
         self._mark("reference")
         return None
 
-    def place_low(self) -> None:
-        """Put the model on the device in its low dtypes."""
-        if self._place == "low":
+    def place_low(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Put the model on the device in its low dtypes, laid out as these flags have it."""
+        layout_flags = sorted(item for item in flags.items() if item[0] in self.device.placing_flags)
+        place = f"low {layout_flags}"
+        if self._place == place:
             return self._restore_buffers()
+        if self._place.startswith("low"):
+            self._model.to("cpu")
         for holder, tensors in _holders(self._model):
             layout = self._layout[id(holder)]
             for key, tensor in tensors.items():
                 _replace(holder, key, tensor, tensor.to(layout[key]))
-        self._model.to(self.device.torch_device)
-        self._mark("low")
+        with self.device.set_flags(flags):
+            self._model.to(self.device.torch_device)
+        self._mark(place)
         return None
 
     def _mark(self, place: str) -> None:
@@ -120,7 +126,9 @@ class Executor:
     def run_reference(self, taps: Sequence[Tap], *, on_value: Callable[[Any, Wire], None]) -> Outcome:
         """Run on the CPU in float32."""
         self.place_reference()
-        return self._run(Cpu(), torch.float32, taps, on_value, sees_calls=True)
+        device = Cpu()
+        with device.set_flags(device.exact_flags()):
+            return self._run(device, torch.float32, taps, on_value, sees_calls=True)
 
     def run_low(
         self,
@@ -130,9 +138,10 @@ class Executor:
         sees_calls: bool = True,
         flags: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Run on the device in the low dtype."""
-        self.place_low()
-        with self.device.set_flags(flags or {}):
+        """Run on the device in the low dtype. What is float32 is computed in float32, unless `flags` say otherwise."""
+        wanted = self.device.float32_flags() | dict(flags or {})
+        self.place_low(wanted)
+        with self.device.set_flags(wanted):
             return self._run(self.device, None, taps, on_value, sees_calls=sees_calls)
 
     def _run(
@@ -150,7 +159,6 @@ class Executor:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.manual_seed(self.options.seed)
             stack.enter_context(torch.no_grad())
-            stack.enter_context(device.set_flags(device.exact_flags() if dtype is torch.float32 else {}))
             stack.enter_context(_without_fast_path())
             device.synchronize()
             with wire:

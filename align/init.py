@@ -33,7 +33,7 @@ policy = "cann-l1"                 # cann-l0, cann-l1, cann-l2, standard, cosine
 # "unet.mid.*" = "cann-l2"
 
 [timing]
-budget_seconds = 8.0
+budget_seconds = 5.0
 
 [gate]                             # limits that `align gate` enforces; 0 is no limit
 min_speedup = 0.0

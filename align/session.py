@@ -143,7 +143,19 @@ class Session:
                 *(Choice.parse(f"flag:{text}") for text in settings.flags),
             ]
         )
-        return Plan("candidate", self.device.kind, self._dtype_name(), chosen | extra)
+        return self._checked(Plan("candidate", self.device.kind, self._dtype_name(), chosen | extra))
+
+    def _checked(self, plan: Plan) -> Plan:
+        self.device.check_flags(flags_of(plan))
+        return plan
+
+    def late_flags(self, plan: Plan) -> dict[str, str]:
+        """Flags of a plan that only a process which has yet to start can have; such a plan cannot be run here."""
+        return self.device.late_flags(flags_of(plan))
+
+    def flags_in_force(self, plan: Plan) -> dict[str, str]:
+        """The device's flags that are set while a plan runs: float32 kept whole, and the plan's own."""
+        return self.device.float32_flags() | flags_of(plan)
 
     def _plan_from_file(self, path: Path) -> Plan:
         try:
@@ -162,7 +174,7 @@ class Session:
                 f"{path}: {strange[0]} does not exist in this workload",
                 "the plan is of another model, device or version",
             )
-        return Plan("candidate", self.device.kind, self._dtype_name(), told.choices)
+        return self._checked(Plan("candidate", self.device.kind, self._dtype_name(), told.choices))
 
     def _dtype_name(self) -> str:
         return str(self.executor.low).removeprefix("torch.")

@@ -59,7 +59,7 @@ class JudgeSettings(_Section):
 class TimingSettings(_Section):
     """`[timing]`: how long baseline and candidate are timed."""
 
-    budget_seconds: float = Field(8.0, gt=0)
+    budget_seconds: float = Field(5.0, gt=0)
     min_rounds: int = Field(7, ge=3)
     max_rounds: int = Field(60, ge=3)
     enabled: bool = True

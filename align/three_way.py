@@ -19,6 +19,8 @@ from align.compare.model import Comparison, Judgement
 from align.compare.policy import policy_named
 from align.compare.tolerance import NoiseFloors
 from align.compare.traces import compare_traces
+from align.devices.base import process_environment
+from align.devices.cpu import Cpu
 from align.dumpers.choice import Plan
 from align.dumpers.model import NodeKey, RunStatus, TraceHeader
 from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
@@ -28,6 +30,7 @@ from align.dumpers.wire import CallId, Wire
 from align.environment import describe_environment
 from align.execute import Outcome, digest_of
 from align.html_report import write_html
+from align.isolated import OwnProcess
 from align.ledger import choice_rows
 from align.noise import measure_floors
 from align.pictures import Album
@@ -42,6 +45,7 @@ from align.wire_cost import seconds_per_call
 from align.workload import Target, find_target
 
 ROLES = ("reference", "baseline", "candidate")
+_PAGES = 80  # node pages in the report that a run writes; `align report --details` makes more
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class Job:
     ran: dict[str, dict[str, int]] = field(default_factory=dict)
     floors: NoiseFloors | None = None
     nodes: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+    apart: dict[str, OwnProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.album = Album(self.folder)
@@ -78,14 +84,23 @@ def run_three_way(
 ) -> RunReport:
     """Do the whole job into a folder that exists and is empty; return everything that was found out."""
     job = Job(settings, folder, tuple(roles), progress, find)
+    try:
+        return _whole(job)
+    finally:
+        for process in job.apart.values():
+            process.close()
+
+
+def _whole(job: Job) -> RunReport:
     _run_reference(job)
     plans = _plans(job)
     for role in ROLES[1:]:
         if role in job.roles:
-            _run_role(job, plans[role])
+            run_role(job, plans[role])
     _note_widening(job)
     comparison, judgement = _compare(job, plans)
-    timing = _time(job, plans) if settings.timing.enabled and {"baseline", "candidate"} <= set(job.roles) else None
+    wants_timing = job.settings.timing.enabled and {"baseline", "candidate"} <= set(job.roles)
+    timing = _time(job, plans) if wants_timing else None
     return _report(job, plans, comparison, judgement, timing)
 
 
@@ -116,14 +131,48 @@ def _run_reference(job: Job) -> None:
     _finish_role(job, plan, outcome, record)
 
 
-def _run_role(job: Job, plan: Plan) -> None:
+def run_role(job: Job, plan: Plan) -> None:
+    """Run a plan into its trace; in a process of its own if it has flags that this one can no longer set."""
     session = job.session
+    if session.late_flags(plan):
+        _run_apart(job, plan)
+        return
     sites = _sites_on(session.sites, plan)
     title = f"{plan.role} ({plan.device}, {plan.dtype})"
     with job.progress.stage(title, job.nodes) as stage, _recording(job, plan, stage, sites, NoDataflow()) as record:
         outcome, substitute = session.run(plan, [record.observe], on_value=record.on_value)
     job.ran[plan.role] = dict(substitute.ran)
     _finish_role(job, plan, outcome, record, _run_unobserved(job, plan, digest_of(outcome.result)))
+
+
+def _run_apart(job: Job, plan: Plan) -> None:
+    late = job.session.late_flags(plan)
+    if job.find is not find_target:
+        raise UsageError(
+            f"flag {next(iter(late))} needs a process of its own, which cannot build objects of this one",
+            "name the target as file.py:function, or start this process with the flag set",
+        )
+    title = f"{plan.role} ({plan.device}, {plan.dtype}), in a process of its own"
+    with job.progress.stage(title):
+        job.apart[plan.role] = process = OwnProcess(process_environment(late))
+        recorded = process.call("align.role_server:record", job.settings, job.folder, plan)
+    job.rows.extend(recorded.rows)
+    job.outputs = job.outputs or list(recorded.outputs)
+    job.pictures.extend(recorded.pictures)
+    job.notes.extend(recorded.notes)
+    job.notes.append(f"{plan.role} ran in a process of its own: {', '.join(f'{n}={v}' for n, v in sorted(late.items()))}")
+    job.ran.update(recorded.ran)
+    job.environment = recorded.environment
+
+
+def environment_of(session: Session, plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What a plan's run depends on, the flags as they are while it runs."""
+    if plan.role == "reference":
+        device = Cpu()
+        with device.set_flags(device.exact_flags()):
+            return describe_environment(device)
+    with session.device.set_flags(session.flags_in_force(plan)):
+        return describe_environment(session.device)
 
 
 def _run_unobserved(job: Job, plan: Plan, observed: str) -> str:
@@ -181,7 +230,7 @@ def _recording(job: Job, plan: Plan, stage: Stage, sites: dict[CallId, str], flo
     capture, run = job.settings.capture, job.settings.run
     header = TraceHeader(
         run.target, plan.role, plan.device, plan.dtype, run.seed, capture.level,
-        created=time.strftime("%Y-%m-%dT%H:%M:%S"), environment=describe_environment(job.session.device),
+        created=time.strftime("%Y-%m-%dT%H:%M:%S"), environment=environment_of(job.session, plan),
     )  # fmt: skip
     writer = TraceWriter.create(job.folder / f"{plan.role}.h5", header, compression=capture.compression)
     writer.put_document("plan", plan.to_json())
@@ -265,6 +314,22 @@ def judge_as_told(
 # -- timing -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One timed run: seconds in all and of each step, and bytes of memory at the peak."""
+
+    seconds: float
+    step_seconds: tuple[float, ...]
+    peak_bytes: float
+
+
+def timed(session: Session, plan: Plan) -> Round:
+    """Run a plan once, not observed."""
+    session.device.reset_peak_memory()
+    outcome, _ = session.run(plan)
+    return Round(outcome.seconds, outcome.step_seconds, session.device.peak_memory())
+
+
 def _time(job: Job, plans: dict[str, Plan]) -> Timing:
     session, told = job.session, job.settings.timing
     options = TimingOptions(told.min_rounds, told.max_rounds, told.budget_seconds, seed=job.settings.run.seed)
@@ -272,11 +337,11 @@ def _time(job: Job, plans: dict[str, Plan]) -> Timing:
     peaks: dict[str, float] = {}
 
     def once(plan: Plan) -> float:
-        session.device.reset_peak_memory()
-        outcome, _ = session.run(plan)
-        peaks[plan.role] = max(peaks.get(plan.role, 0.0), session.device.peak_memory())
-        steps[plan.role].append(outcome.step_seconds)
-        return outcome.seconds
+        apart = job.apart.get(plan.role)
+        done: Round = timed(session, plan) if apart is None else apart.call("align.role_server:once", plan)
+        peaks[plan.role] = max(peaks.get(plan.role, 0.0), done.peak_bytes)
+        steps[plan.role].append(done.step_seconds)
+        return done.seconds
 
     with job.progress.stage("timing"):
         rounds = measure_rounds(lambda: once(plans["baseline"]), lambda: once(plans["candidate"]), options)
@@ -324,5 +389,5 @@ def _report(
     )
     store(report, job.folder)
     with job.progress.stage("report"):
-        write_html(report, job.folder, job.folder / "report.html")
+        write_html(report, job.folder, job.folder / "report.html", pages=_PAGES)
     return report

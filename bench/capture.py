@@ -138,7 +138,9 @@ class Bench:
     def arms(self) -> dict[str, Arm]:
         """All arms by name, the bare one first."""
         contents, nodes = self.contents()
-        print(f"  {nodes} module nodes, {sum(map(len, contents)) / 2**20:.1f} MiB of distinct content in {self._forwards} forwards")
+        print(
+            f"  {nodes} module nodes, {sum(map(len, contents)) / 2**20:.1f} MiB of distinct content in {self._forwards} forwards"
+        )
         return {
             "bare": self.bare,
             "open and close": self.opened,
@@ -182,7 +184,11 @@ def show_peer(python: str, shape: Shape, rounds: int) -> None:
         arguments = [shape.layers, shape.width, shape.batch, shape.length, level, task, rounds]
         done = subprocess.run([python, "-c", PEER, *map(str, arguments)], capture_output=True, text=True, check=False)
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RATIO")]
-        print(f"  msprobe {name:20}{float(found[0]):8.2f}" if found else f"  msprobe {name}: failed: {done.stderr.strip()[-200:]}")
+        print(
+            f"  msprobe {name:20}{float(found[0]):8.2f}"
+            if found
+            else f"  msprobe {name}: failed: {done.stderr.strip()[-200:]}"
+        )
 
 
 def main() -> None:
@@ -197,7 +203,9 @@ def main() -> None:
     warm_up()
     for name in SHAPES if options.shape == "both" else [options.shape]:
         shape = SHAPES[name]
-        print(f"{shape.name}: {shape.layers} x {shape.width}, {shape.batch} x {shape.length} tokens, {torch.get_num_threads()} threads")
+        print(
+            f"{shape.name}: {shape.layers} x {shape.width}, {shape.batch} x {shape.length} tokens, {torch.get_num_threads()} threads"
+        )
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             bench = Bench(shape, Path(folder), options.forwards, options.attention)
             arms = bench.arms()

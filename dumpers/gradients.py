@@ -19,7 +19,9 @@ from align.dumpers.observe import Observe
 PARAMETER_OP = "parameter"
 
 
-def watch_gradients(roots: Mapping[str, nn.Module], observe: Observe, step: Callable[[], int] = int) -> Callable[[], None]:
+def watch_gradients(
+    roots: Mapping[str, nn.Module], observe: Observe, step: Callable[[], int] = int
+) -> Callable[[], None]:
     """Record gradients from now on, numbered by `step()`; the returned function stops it and leaves nothing behind."""
     watch = _Watch(observe, step)
     observe.on_output = watch.output

@@ -124,7 +124,11 @@ def named_modules(root: nn.Module, seen: set[int] | None = None) -> Iterator[tup
             continue
         yield path, module
         if not sealed:
-            children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
+            children = [
+                (f"{path}.{name}" if path else name, child)
+                for name, child in module._modules.items()
+                if child is not None
+            ]
             stack.extend(reversed(children))
 
 
@@ -140,7 +144,11 @@ def wrapped_name(module: nn.Module) -> str | None:
     if len(module._modules) != 1:
         return None
     name, child = next(iter(module._modules.items()))
-    is_wrapper = name in _WRAPPERS and child is not None and any(base.__name__ in _WRAPPER_CLASSES for base in type(module).__mro__)
+    is_wrapper = (
+        name in _WRAPPERS
+        and child is not None
+        and any(base.__name__ in _WRAPPER_CLASSES for base in type(module).__mro__)
+    )
     return name if is_wrapper else None
 
 
@@ -160,7 +168,9 @@ def is_sealed(module: nn.Module) -> bool:
 
 
 # What most arguments are besides tensors: nothing to look into.
-_LEAVES = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice, type(...)})
+_LEAVES = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice, type(...)}
+)
 
 
 def flat_tensors(value: Any) -> list[torch.Tensor]:

@@ -102,13 +102,13 @@ class Dataflow:
 
     def of(self, value: Any) -> Keys:
         """Labels of all tensors in a value, each node once."""
-        found: dict[NodeKey, None] = {}
-        for tensor in flat_tensors(value):
-            keys = self._labels.get(tensor)
-            if keys is not None:
-                for key in keys:
-                    found[key] = None
-        return tuple(found)
+        get = self._labels.get
+        if isinstance(value, torch.Tensor):
+            return get(value) or ()
+        labels = [keys for tensor in flat_tensors(value) if (keys := get(tensor))]
+        if len(labels) < 2:
+            return labels[0] if labels else ()
+        return tuple(dict.fromkeys(key for keys in labels for key in keys))
 
     def label(self, tensor: torch.Tensor, keys: Keys) -> None:
         """Say which nodes a tensor stems from."""
@@ -144,6 +144,7 @@ class Observe(Tap):
         self._selection = selection
         self._sees_modules = selection.sees_modules
         self._sees_calls = selection.sees_calls
+        self._records_inputs = selection.inputs
         self._storage = _STORAGE[selection.keep]
         self._flow = dataflow
         self._sites = sites
@@ -161,13 +162,13 @@ class Observe(Tap):
         return self._selection
 
     def enter(self, call: Call) -> None:
-        self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
-        if self._selection.inputs and self._sees_modules and self._wanted(call):
+        self._begin(call)
+        if self._records_inputs and self._sees_modules and self._wanted(call):
             self._inputs(call)
 
     def prepare(self, call: Call) -> None:
-        self._sources[id(call)] = self._flow.of((call.args, call.kwargs))
-        if self._selection.inputs and self._sees_calls and self._wanted(call):
+        self._begin(call)
+        if self._records_inputs and self._sees_calls and self._wanted(call):
             self._inputs(call)
 
     def leave(self, call: Call, output: Any) -> Any:
@@ -205,6 +206,9 @@ class Observe(Tap):
         """Record a gradient that has arrived; its rank is filled in."""
         key = NodeKey(key.path, key.op, key.call, key.slot, key.step, self._selection.rank)
         self._record(key, gradient.detach(), NodeKind.GRADIENT, "gradient", ())
+
+    def _begin(self, call: Call) -> None:
+        self._sources[id(call)] = self._flow.of((call.args, call.kwargs) if call.kwargs else call.args)
 
     def _inputs(self, call: Call) -> None:
         path, op, index = call.ident

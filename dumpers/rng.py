@@ -19,7 +19,9 @@ _IN_PLACE = frozenset({
     "kaiming_uniform_",  # of torch.nn.init, whose others are seen as the tensor methods they call
 })  # fmt: skip
 _FROM_VALUES = frozenset({"bernoulli", "multinomial", "poisson"})
-_DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
+_DROPOUTS = frozenset(
+    {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+)
 
 
 class AlignRandom(Tap):
@@ -92,7 +94,9 @@ class AlignRandom(Tap):
     def _from_values(self, call: Call) -> torch.Tensor:
         source: torch.Tensor = call.args[0] if call.args else call.kwargs["input"]
         kwargs = {name: _host(v) for name, v in call.kwargs.items() if name not in {"generator", "input"}}
-        drawn = call.func(source.detach().cpu().float(), *(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs)
+        drawn = call.func(
+            source.detach().cpu().float(), *(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs
+        )
         self.draws += 1
         return drawn.to(source.device) if call.op == "multinomial" else drawn.to(source.device, source.dtype)
 

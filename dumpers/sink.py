@@ -88,4 +88,6 @@ class TraceSink:
             return record
         self._degraded += 1
         self._largest = max(self._largest, nbytes)
-        return replace(record, storage=Storage.STATISTICS, note="; ".join(filter(None, (record.note, "over the byte budget"))))
+        return replace(
+            record, storage=Storage.STATISTICS, note="; ".join(filter(None, (record.note, "over the byte budget")))
+        )

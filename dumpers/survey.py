@@ -208,7 +208,9 @@ def _apart(call: Call, output: Any) -> Any:
     """The output as a tensor of its own: one object cannot carry two marks, its maker's and the cast's."""
     source = call.args[0] if call.args else None
     is_in_place = call.kwargs.get("inplace") is True
-    return output.view_as(output) if isinstance(output, torch.Tensor) and output is source and not is_in_place else output
+    return (
+        output.view_as(output) if isinstance(output, torch.Tensor) and output is source and not is_in_place else output
+    )
 
 
 def is_module_ident(ident: CallId) -> bool:

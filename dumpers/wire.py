@@ -195,7 +195,9 @@ class Wire:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if self._mode is not None:
                 self._mode.__exit__(kind, error, trace)
@@ -295,7 +297,9 @@ class Wire:
                     return wrapped.original(*args, **kwargs)
                 if path == self._step_root and place.depth == 1 and (path, MODULE_OP) in self._counts:
                     self.next_step()
-                call = Call(self._ident(path, MODULE_OP), self._step, wrapped.original, args, kwargs, None, wrapped.module)
+                call = Call(
+                    self._ident(path, MODULE_OP), self._step, wrapped.original, args, kwargs, None, wrapped.module
+                )
                 self._called.add(path)
                 hooked = wrapped.frame
                 if hooked is not None and not hooked:

@@ -32,7 +32,13 @@ def build() -> Denoising:
     """A UNet of Stable Diffusion's structure, made small."""
     torch.manual_seed(0)
     model = UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8, cross_attention_dim=32, attention_head_dim=8,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    ).eval()  # fmt: skip
+        sample_size=16,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        norm_num_groups=8,
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ).eval()
     return Denoising(model, (torch.randn(1, 4, 16, 16), torch.randn(1, 8, 32)))

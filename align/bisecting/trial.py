@@ -14,7 +14,7 @@ from typing import Any
 
 from align.compare.judge import judge
 from align.compare.measures import measure
-from align.compare.model import Comparison, Coverage, Measures, NodeComparison, Pairing, Status
+from align.compare.model import Comparison, Coverage, Judgement, Measures, NodeComparison, Pairing, Status, Verdict
 from align.compare.policy import Policy
 from align.dumpers.choice import Plan
 from align.dumpers.dtypes import RawTensor
@@ -33,14 +33,43 @@ Metric = Callable[[Any, Any], float]
 class Criterion:
     """What is judged, and by what: nodes that a glob names (none: the results), a policy, or a metric with a limit.
 
-    With a metric (an error: larger is worse), a plan is bad above `max_error`; 0 means 1.5 times the baseline's.
+    limit         of the metric; NaN leaves it to the baseline (see `Scale`)
+    has_baseline  whether errors are set beside the baseline's, or judged by themselves
     """
 
     policy: Policy
     nodes: tuple[str, ...] = ()
     metric: str = ""
-    max_error: float = 0.0
+    limit: float = math.nan
     has_baseline: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a user's metric is read: an error (smaller is better) or a score (larger is better), and how far it may go."""
+
+    limit: float
+    is_score: bool
+
+    def allows(self, value: float) -> bool:
+        """Whether a value is good enough; NaN is not."""
+        return value >= self.limit if self.is_score else value <= self.limit
+
+
+def scale_of(perfect: float, baseline: float, limit: float) -> Scale:
+    """Read a metric from its value of the reference against itself (`perfect`) and of the baseline.
+
+    Without a limit of the user's, a candidate may be 1.5 times as far from perfect as the baseline; of a measure without
+    a perfect value, such as PSNR, it may lose 20 log10(1.5) = 3.52 dB.
+    """
+    is_score = perfect > baseline
+    if math.isnan(limit):
+        limit = perfect + _ALLOWED * (baseline - perfect) if math.isfinite(perfect) else baseline - _DECIBELS
+    return Scale(limit, is_score)
+
+
+_ALLOWED = 1.5
+_DECIBELS = 20.0 * math.log10(_ALLOWED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +89,30 @@ def unknown(why: str) -> TrialResult:
 
 
 class Ends:
-    """What trials are measured against: reference values, the baseline's errors and dtypes, the limit of a metric."""
+    """What trials are measured against: reference values, the baseline's errors and dtypes, the scale of a metric."""
 
-    __slots__ = ("baseline", "dtypes", "limit", "reference")
+    __slots__ = ("baseline", "dtypes", "reference", "scale")
 
-    def __init__(self, reference: dict[NodeKey, RawTensor], limit: float) -> None:
-        self.reference = reference
-        self.limit = limit
+    def __init__(self) -> None:
+        self.reference: dict[NodeKey, RawTensor] = {}
+        self.scale = Scale(math.nan, False)
         self.baseline: dict[NodeKey, Measures] = {}
         self.dtypes: dict[NodeKey, str] = {}
 
 
 class Trials:
-    """The predicate of a search over plans of one session. `prepare` makes the reference and baseline runs."""
+    """The predicate of a search over plans of one session. `prepare` makes the reference and baseline runs.
 
-    def __init__(self, session: Session, criterion: Criterion) -> None:
+    sample   elements kept of each judged tensor; 0 keeps all
+    """
+
+    def __init__(self, session: Session, criterion: Criterion, *, sample: int = 0) -> None:
+        self._sample = sample
         self.session = session
         self.criterion = criterion
         self._metric = load_metric(criterion.metric) if criterion.metric else None
         self._reference_result: Any = None
-        self.ends = Ends({}, criterion.max_error)
+        self.ends = Ends()
 
     # -- the ends ---------------------------------------------------------------------------------------------------
 
@@ -95,8 +128,8 @@ class Trials:
         if self.criterion.has_baseline:
             known = ((key, collected.values.get(key), value) for key, value in ends.reference.items())
             ends.baseline = {key: measure(ours, value) for key, ours, value in known if ours is not None and ours.shape == value.shape}
-        if self._metric is not None and ends.limit == 0.0:
-            ends.limit = 1.5 * self._user_error(ran.result)
+        if self._metric is not None:
+            ends.scale = scale_of(self._value(self._reference_result), self._value(ran.result), self.criterion.limit)
         return self._judged(collected, ran)
 
     def adopt(self, ends: Ends) -> None:
@@ -105,7 +138,7 @@ class Trials:
         self.ends = ends
 
     def _survey(self) -> dict[NodeKey, RawTensor]:
-        collect = Collect(self.criterion.nodes)
+        collect = Collect(self.criterion.nodes, at_most=self._sample)
         outcome = self.session.survey([collect] if self.criterion.nodes else [], on_value=collect.on_value)
         self._reference_result = outcome.result if self._metric is not None else None
         return collect.values
@@ -123,12 +156,12 @@ class Trials:
 
     def digest(self, plan: Plan, *, is_observed: bool) -> str:
         """Digest of a plan's result, with or without the tap that collects nodes."""
-        collect = Collect(self.criterion.nodes)
+        collect = Collect(self.criterion.nodes, at_most=self._sample)
         outcome, _ = self.session.run(plan, [collect] if is_observed else [])
         return digest_of(outcome.result)
 
     def _collect(self, plan: Plan) -> tuple[Collect, Outcome]:
-        collect = Collect(self.criterion.nodes)
+        collect = Collect(self.criterion.nodes, at_most=self._sample)
         taps = [collect] if self.criterion.nodes else []
         outcome, _ = self.session.run(plan, taps, on_value=collect.on_value)
         return collect, outcome
@@ -137,18 +170,27 @@ class Trials:
         digest = digest_of(outcome.result)
         if self._metric is not None:
             return self._judged_by_metric(outcome, digest)
-        nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference))
-        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
-        judgement = judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
+        nodes, judgement = self._judgement(collect)
         drifts = (node.candidate.rel_l2 for node in nodes if node.candidate is not None)
         drift = max((value if not math.isnan(value) else math.inf for value in drifts), default=math.nan)
         why = judgement.why.partition("; final output:")[0]
         return TrialResult(judgement.status, drift, outcome.seconds, why, digest)
 
+    def _judgement(self, collect: Collect) -> tuple[tuple[NodeComparison, ...], Judgement]:
+        nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference))
+        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
+        return nodes, judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
+
+    def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
+        """Verdicts of a plan's judged nodes in execution order. A run that fails raises."""
+        collect, _ = self._collect(plan)
+        return self._judgement(collect)[1].verdicts
+
     def _judged_by_metric(self, outcome: Outcome, digest: str) -> TrialResult:
-        error, limit = self._user_error(outcome.result), self.ends.limit
-        status = Status.PASS if error <= limit else Status.DRIFT
-        return TrialResult(status, error, outcome.seconds, f"{self.criterion.metric} {error:.4g}, allowed {limit:.4g}", digest)
+        value, scale = self._value(outcome.result), self.ends.scale
+        status = Status.PASS if scale.allows(value) else Status.DRIFT
+        name, bound = self.criterion.metric.rpartition(":")[2], "at least" if scale.is_score else "at most"
+        return TrialResult(status, value, outcome.seconds, f"{name} is {value:.4g}; allowed: {bound} {scale.limit:.4g}", digest)
 
     def _compared(self, order: int, key: NodeKey, collect: Collect) -> NodeComparison:
         """A node beside the reference's, by the limits of the dtype it has in the baseline: float32 somewhere inside
@@ -165,7 +207,7 @@ class Trials:
             return NodeComparison(*head, value.shape, Pairing.EXACT, problem=f"shape {value.shape} against {reference.shape}")
         return NodeComparison(*head, value.shape, Pairing.EXACT, measure(value, reference), ends.baseline.get(key))
 
-    def _user_error(self, result: Any) -> float:
+    def _value(self, result: Any) -> float:
         assert self._metric is not None
         try:
             return float(self._metric(result, self._reference_result))

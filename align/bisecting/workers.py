@@ -1,25 +1,30 @@
-"""Run trials elsewhere: in this process, in worker processes that can be timed out, or on a Ray cluster.
+"""Run trials in this process or in others: worker processes that can be timed out, or actors of a Ray cluster.
 
-A worker builds the workload and makes the reference and baseline runs once, then answers plan after plan. With
-`isolate` every trial has a process of its own, as choices that hold from process start on need.
+A worker builds the workload and surveys it once, then answers plan after plan, measuring against the ends that the
+parent found. With `isolate` every trial has a process of its own, whose environment holds the plan's flags of process
+start. Time is counted from the moment a worker is ready, so building a model never counts as hanging.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from multiprocessing.connection import Connection, wait
+from typing import Protocol
 
-from align.compare.model import Status
+import torch
+
+from align.bisecting.trial import Criterion, Ends, TrialResult, Trials, unknown
 from align.dumpers.choice import Plan
-from align.dumpers.errors import UsageError
+from align.plan import flags_of
 from align.session import Session
 from align.settings import RunSettings
-from align.bisecting.trial import Criterion, TrialResult, Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,31 @@ class WorkerOptions:
     timeout: float = 0.0
     ray: str = ""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether trials run in this process."""
+        return not (self.ray or self.isolate or self.timeout or self.jobs > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker is told at its start."""
+
+    settings: RunSettings
+    criterion: Criterion
+    ends: Ends
+
+    def trials(self) -> Trials:
+        """Build and survey the workload, ready for plans."""
+        trials = Trials(Session(self.settings), self.criterion)
+        trials.adopt(self.ends)
+        return trials
+
 
 class Workers(Protocol):
-    """Answers plans, several at once where it can."""
+    """Answers plans, `width` at once."""
+
+    width: int
 
     def answer(self, plans: Sequence[Plan]) -> list[TrialResult]:
         """Run plans; results in their order."""
@@ -44,6 +71,8 @@ class Workers(Protocol):
 
 class Here:
     """Trials in this process, one after the other: the fastest on one device, and without a timeout."""
+
+    width = 1
 
     def __init__(self, trials: Trials) -> None:
         self._trials = trials
@@ -56,152 +85,177 @@ class Here:
         """Nothing to give back."""
 
 
-def start_workers(trials: Trials, settings: RunSettings, criterion: Criterion, options: WorkerOptions) -> Workers:
-    """The workers that the options ask for."""
+def start_workers(trials: Trials, options: WorkerOptions) -> Workers:
+    """The workers that the options ask for; `trials` must be prepared."""
+    if options.is_here:
+        return Here(trials)
+    session = trials.session
+    settings = session.settings.model_copy(update={"device": session.device.kind}) if session.settings.device == "auto" else session.settings
+    told = Told(settings, trials.criterion, trials.ends)
     if options.ray:
-        return RayWorkers(settings, criterion, options)
-    if options.isolate or options.timeout or options.jobs > 1:
-        return Processes(settings, criterion, options)
-    return Here(trials)
+        from align.bisecting.cluster import RayWorkers
+
+        return RayWorkers(told, options)
+    return Processes(told, options)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
-
-_own: Trials | None = None
-
-
-def _answer(settings: RunSettings, criterion: Criterion, plan: Plan) -> TrialResult:
-    global _own
-    if _own is None:
-        _own = prepared_trials(settings, criterion)
-    return _own.run(plan)
-
-
-def prepared_trials(settings: RunSettings, criterion: Criterion) -> Trials:
-    """Build the workload and make the reference and baseline runs, ready for plans."""
-    session = Session(settings)
-    trials = Trials(session, criterion)
-    trials.prepare(session.baseline_plan())
-    return trials
 
 
 class Processes:
     """Trials in child processes. A trial that exceeds the timeout, or kills its process, is UNKNOWN."""
 
-    def __init__(self, settings: RunSettings, criterion: Criterion, options: WorkerOptions) -> None:
-        self._told = (settings, criterion)
+    def __init__(self, told: Told, options: WorkerOptions) -> None:
+        self._told = told
         self._options = options
-        self._pool: ProcessPoolExecutor | None = None
+        self._idle: list[_Child] = []
+        self._busy: list[_Child] = []
+        self.width = max(1, options.jobs)
 
     def answer(self, plans: Sequence[Plan]) -> list[TrialResult]:
         """Run plans, `jobs` at a time."""
-        results: list[TrialResult] = []
-        width = max(1, self._options.jobs)
-        for start in range(0, len(plans), width):
-            results.extend(self._batch(plans[start : start + width]))
-        return results
+        waiting, results = deque(enumerate(plans)), dict[int, TrialResult]()
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self.width:
+                index, plan = waiting.popleft()
+                child = self._idle.pop() if self._idle else self._born(plan)
+                child.take(index, plan, self._options.timeout)
+                self._busy.append(child)
+            for child, result in self._news():
+                results[child.index] = result
+                self._busy.remove(child)
+                self._keep(child)
+        return [results[index] for index in range(len(plans))]
 
-    def _batch(self, plans: Sequence[Plan]) -> list[TrialResult]:
-        pool = self._open()
-        futures = [pool.submit(_answer, *self._told, plan) for plan in plans]
-        results = []
-        for future in futures:
-            try:
-                results.append(future.result(timeout=self._options.timeout or None))
-            except TimeoutError:
-                results.append(unknown(f"no result within {self._options.timeout:g} s"))
-                self._kill()
-            except BrokenProcessPool:
-                results.append(unknown("the trial's process died"))
-                self._kill()
-            except Exception as exc:
-                results.append(unknown(f"{type(exc).__name__}: {exc}"))
-        if self._options.isolate:
-            self.close()
-        return results
+    def _born(self, plan: Plan) -> _Child:
+        """A new child, on the first device that no other child has."""
+        taken = {child.slot for child in (*self._idle, *self._busy)}
+        slot = next(slot for slot in range(self.width) if slot not in taken)
+        variables = _environment_of(plan) if self._options.isolate else {}
+        return _Child(self._told, variables | _visible_device(self._told.settings.device, slot), slot)
 
-    def _open(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(max(1, self._options.jobs), mp_context=context)
-        return self._pool
+    def _news(self) -> list[tuple[_Child, TrialResult]]:
+        """Wait for an answer, or for the first child to run out of time."""
+        soonest = min(child.seconds_left() for child in self._busy)
+        ready = wait([child.pipe for child in self._busy], timeout=soonest if soonest < _FOREVER else None)
+        heard = [(child, child.hear()) for child in self._busy if child.pipe in ready]
+        late = [(child, child.give_up()) for child in self._busy if child.pipe not in ready and child.seconds_left() <= 0]
+        return [(child, result) for child, result in (*heard, *late) if result is not None]
 
-    def _kill(self) -> None:
-        if self._pool is None:
-            return
-        for process in list((self._pool._processes or {}).values()):
-            process.kill()
-        self.close()
+    def _keep(self, child: _Child) -> None:
+        if self._options.isolate or not child.is_alive:
+            child.end()
+        else:
+            self._idle.append(child)
 
     def close(self) -> None:
         """End the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        for child in (*self._idle, *self._busy):
+            child.end()
+        self._idle, self._busy = [], []
 
 
-def unknown(why: str) -> TrialResult:
-    """A trial that gave no answer."""
-    return TrialResult(Status.UNKNOWN, float("nan"), float("nan"), why, "")
+_FOREVER = 1e9
 
 
-# -- ray --------------------------------------------------------------------------------------------------------------
+class _Child:
+    """A worker process: getting ready, at a plan, or idle."""
 
+    def __init__(self, told: Told, environment: dict[str, str], slot: int) -> None:
+        self.slot = slot
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, told), daemon=True)
+        with _environment(environment):
+            self._process.start()
+        theirs.close()
+        self.index, self._plan = -1, Plan("", "", "")
+        self._timeout, self._deadline = 0.0, float("inf")
+        self._is_ready, self.is_alive = False, True
 
-class RayWorkers:
-    """Trials on an existing Ray cluster: one actor a job, each holding one NPU, GPU or CPU."""
+    def take(self, index: int, plan: Plan, timeout: float) -> None:
+        self.index, self._plan, self._timeout = index, plan, timeout
+        if self._is_ready:
+            self._begin()
 
-    def __init__(self, settings: RunSettings, criterion: Criterion, options: WorkerOptions) -> None:
-        self._ray = _load_ray()
-        if not self._ray.is_initialized():
-            self._ray.init(address=options.ray, log_to_driver=False, ignore_reinit_error=True)
-        self._options = options
-        self._told = (settings, criterion)
-        remote = self._ray.remote(**_resources(settings.device))(_Actor)
-        self._actors = [remote.remote(settings, criterion) for _ in range(max(1, options.jobs))]
+    def _begin(self) -> None:
+        self.pipe.send(self._plan)
+        self._deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
 
-    def answer(self, plans: Sequence[Plan]) -> list[TrialResult]:
-        """Run plans, spread over the actors."""
-        pending = [(self._actors[i % len(self._actors)].answer.remote(plan)) for i, plan in enumerate(plans)]
-        return [self._wait(item) for item in pending]
+    def seconds_left(self) -> float:
+        return max(0.0, min(self._deadline - time.monotonic(), _FOREVER))
 
-    def _wait(self, item: Any) -> TrialResult:
+    def hear(self) -> TrialResult | None:
+        """The trial's result; None when the child has only become ready, and begins."""
         try:
-            result: TrialResult = self._ray.get(item, timeout=self._options.timeout or None)
-        except self._ray.exceptions.GetTimeoutError:
-            return unknown(f"no result within {self._options.timeout:g} s")
-        except self._ray.exceptions.RayError as exc:
-            return unknown(f"{type(exc).__name__}: {str(exc).splitlines()[0]}")
-        return result
+            said = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            self.is_alive = False
+            return unknown(f"the trial's process died (exit code {self._process.exitcode})")
+        self._deadline = float("inf")
+        if isinstance(said, TrialResult):
+            return said
+        if said:
+            self.is_alive = False
+            return unknown(f"a worker could not start: {said}")
+        self._is_ready = True
+        self._begin()
+        return None
 
-    def close(self) -> None:
-        """End the actors."""
-        for actor in self._actors:
-            self._ray.kill(actor)
+    def give_up(self) -> TrialResult:
+        self.is_alive = False
+        return unknown(f"no result within {self._timeout:g} s")
 
-
-class _Actor:
-    """One worker of a cluster."""
-
-    def __init__(self, settings: RunSettings, criterion: Criterion) -> None:
-        self._trials = prepared_trials(settings, criterion)
-
-    def answer(self, plan: Plan) -> TrialResult:
-        """Run one plan."""
-        return self._trials.run(plan)
-
-
-def _resources(device: str) -> dict[str, Any]:
-    kind = device.partition(":")[0]
-    if kind == "npu":
-        return {"num_cpus": 1, "resources": {"NPU": 1}}
-    return {"num_cpus": 1, "num_gpus": 1} if kind == "cuda" else {"num_cpus": 1}
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
 
 
-def _load_ray() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+def _serve(pipe: Connection, told: Told) -> None:
+    """A child's life: get ready, then answer plans until the parent is gone. Ctrl-C is the parent's affair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        import ray
-    except ImportError as exc:
-        raise UsageError("ray is not installed", "pip install 'npu-align[cluster]'") from exc
-    return ray
+        trials = told.trials()
+    except Exception as exc:
+        pipe.send(str(exc).partition("\n")[0] or type(exc).__name__)
+        return
+    try:
+        pipe.send("")
+        while True:
+            pipe.send(trials.run(pipe.recv()))
+    except (EOFError, BrokenPipeError):
+        return
+
+
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+def _visible_device(device: str, slot: int) -> dict[str, str]:
+    """The variable that shows a child one device of several; nothing where the user named the device, or on a CPU."""
+    variable = _VISIBLE.get(device)
+    if variable is None:
+        return {}
+    told = [name for name in os.environ.get(variable, "").split(",") if name]
+    names = told or [str(number) for number in range(max(1, getattr(torch, device).device_count()))]
+    return {variable: names[slot % len(names)]}
+
+
+def _environment_of(plan: Plan) -> dict[str, str]:
+    """Environment variables that a plan's flags of process start stand for: `flag:npu.env.NAME=value`."""
+    return {name.partition(".env.")[2]: value for name, value in flags_of(plan).items() if ".env." in name}
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

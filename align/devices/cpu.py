@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from align.devices.base import Device, Flag, When
+from align.devices.base import DEFAULT, Device, Flag, When, variable
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -47,11 +47,18 @@ class Cpu(Device):
     def flags(self) -> Mapping[str, Flag]:
         precision = Flag(
             "cpu.float32_matmul_precision", ("highest", "high", "medium"), "highest", When.ANY_TIME,
-            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, narrows=True,
         )  # fmt: skip
         onednn = Flag(
             "cpu.onednn", ("on", "off"), "on", When.ANY_TIME,
             lambda: "on" if torch.backends.mkldnn.enabled else "off",
             lambda value: setattr(torch.backends.mkldnn, "enabled", value == "on"),
         )  # fmt: skip
-        return {flag.name: flag for flag in (precision, onednn)}
+        return {flag.name: flag for flag in (precision, onednn, *_variables())}
+
+
+def _variables() -> Iterator[Flag]:
+    """What the libraries read once, at their start."""
+    yield variable("cpu", "ATEN_CPU_CAPABILITY", (DEFAULT, "avx2", "avx512"), DEFAULT, "")
+    yield variable("cpu", "ONEDNN_MAX_CPU_ISA", (DEFAULT, "AVX2", "AVX512_CORE", "AVX512_CORE_BF16"), DEFAULT, "")
+    yield variable("cpu", "ONEDNN_DEFAULT_FPMATH_MODE", ("STRICT", "BF16", "F16", "ANY"), "STRICT", "STRICT")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from align.devices.base import Device, Flag, switch
+from align.devices.base import DEFAULT, Device, Flag, switch, variable
 
 
 class Cuda(Device):
@@ -52,7 +52,7 @@ class Cuda(Device):
     def flags(self) -> Mapping[str, Flag]:
         matmul = torch.backends.cuda.matmul
         items = (
-            switch("cuda.matmul.allow_tf32", matmul, "allow_tf32", exact=False),
+            switch("cuda.matmul.allow_tf32", matmul, "allow_tf32", exact=False, narrows=True),
             switch(
                 "cuda.matmul.allow_fp16_reduced_precision_reduction",
                 matmul,
@@ -65,8 +65,9 @@ class Cuda(Device):
                 "allow_bf16_reduced_precision_reduction",
                 exact=False,
             ),
-            switch("cuda.cudnn.allow_tf32", torch.backends.cudnn, "allow_tf32", exact=False),
+            switch("cuda.cudnn.allow_tf32", torch.backends.cudnn, "allow_tf32", exact=False, narrows=True),
             switch("cuda.cudnn.deterministic", torch.backends.cudnn, "deterministic", exact=True),
             switch("cuda.cudnn.benchmark", torch.backends.cudnn, "benchmark", exact=False),
+            variable("cuda", "NVIDIA_TF32_OVERRIDE", (DEFAULT, "0", "1"), DEFAULT, "0"),
         )
         return {flag.name: flag for flag in items}

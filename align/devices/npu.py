@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from align.devices.base import Device, Flag, When
+from align.devices.base import Device, Flag
 from align.devices.npu_flags import npu_flags
 from align.dumpers.errors import DeviceError
 
@@ -82,17 +81,4 @@ class Npu(Device):
     def flags(self) -> Mapping[str, Flag]:
         return {flag.name: flag for flag in npu_flags(self._npu)}
 
-    def prepare(self, wanted: Mapping[str, str]) -> None:
-        """Set what can be set only before the first operation: call it in a fresh process, before a model is placed."""
-        known = self.flags()
-        for name, value in wanted.items():
-            if known[name].when is not When.ANY_TIME:
-                known[name].write(value)
-
-    @contextmanager
-    def set_flags(self, wanted: Mapping[str, str]) -> Iterator[None]:
-        """Set flags for the context. What can be set only once stays as it is afterwards: nothing could put it back."""
-        self.prepare(wanted)
-        known = self.flags()
-        with super().set_flags({name: value for name, value in wanted.items() if known[name].when is When.ANY_TIME}):
-            yield
+    placing_flags = frozenset({"npu.allow_internal_format"})

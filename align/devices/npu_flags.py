@@ -1,23 +1,18 @@
 """The switches that change an Ascend NPU's numerics: how each is read and set, and until when that is possible.
 
-Options of torch_npu go through its `set_option`; an empty value there means the chip's own default. Environment
-variables are read by torch_npu once, some at import and some at their first use: changing one later would do nothing
-without a word, so here it is an error.
+Options of torch_npu go through its `set_option`; an empty value there means the chip's own default.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from align.devices.base import Flag, When, switch
+from align.devices.base import DEFAULT, Flag, When, switch, variable
 from align.dumpers.errors import UsageError
 
-DEFAULT = "default"
-_ENVIRONMENT = "npu.env."
 _CUBE = ("keep_dtype", "allow_fp32_down_precision", "use_fp16", "use_hf32", "use_fp32_add")
 """CubeMathType 0 to 4: what float32 products may be computed in; the last adds in groups for inner sizes over 2048."""
 
@@ -36,14 +31,17 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ACL_OP_INIT_MODE": (("0", "1", "2", DEFAULT), DEFAULT),
     "TORCH_NPU_LAZY_FUSION": (("False", "True"), "False"),
 }
-# Exact FP32 asks for the default of every variable but these.
-_EXACT = {"CLOSE_MATMUL_K_SHIFT": "1", "ATB_MATMUL_SHUFFLE_K_ENABLE": "0"}
+# Results are most exact at the default of every variable but these; "" is where it makes no difference to them.
+_EXACT = {
+    "CLOSE_MATMUL_K_SHIFT": "1", "ATB_MATMUL_SHUFFLE_K_ENABLE": "0", "TASK_QUEUE_ENABLE": "", "ASCEND_LAUNCH_BLOCKING": "",
+    "TORCH_NPU_FALLBACK_CPU_DISABLE": "", "ACL_OP_INIT_MODE": "",
+}  # fmt: skip
 
 
 def npu_flags(npu: Any) -> Iterator[Flag]:
     """Every flag, given `torch.npu`."""
-    yield switch("npu.matmul.allow_hf32", npu.matmul, "allow_hf32", exact=False)
-    yield switch("npu.conv.allow_hf32", npu.conv, "allow_hf32", exact=False)
+    yield switch("npu.matmul.allow_hf32", npu.matmul, "allow_hf32", exact=False, narrows=True)
+    yield switch("npu.conv.allow_hf32", npu.conv, "allow_hf32", exact=False, narrows=True)
     yield _cube_math_type(npu)
     yield Flag(
         "npu.jit_compile", ("on", "off"), "off", When.ANY_TIME,
@@ -53,13 +51,7 @@ def npu_flags(npu: Any) -> Iterator[Flag]:
     yield _internal_format()
     yield from _before_first_operation(npu)
     for name, (values, usual) in _VARIABLES.items():
-        yield _variable(name, values, usual)
-
-
-def process_environment(flags: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that a process must start with so that it has these flags."""
-    found = {name.removeprefix(_ENVIRONMENT): value for name, value in flags.items() if name.startswith(_ENVIRONMENT)}
-    return {name: value for name, value in found.items() if value != DEFAULT}
+        yield variable("npu", name, values, usual, _EXACT.get(name, usual))
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -90,7 +82,7 @@ def _cube_math_type(npu: Any) -> Flag:
         else:
             npu.matmul.cube_math_type = npu.CubeMathType(_CUBE.index(value))
 
-    return Flag("npu.matmul.cube_math_type", (DEFAULT, *_CUBE), DEFAULT, When.ANY_TIME, read, write)
+    return Flag("npu.matmul.cube_math_type", (DEFAULT, *_CUBE), DEFAULT, When.ANY_TIME, read, write, narrows=True)
 
 
 def _internal_format() -> Flag:
@@ -157,21 +149,3 @@ def _latched(npu: Any, name: str, read: Callable[[], str], write: Callable[[str]
         write(value)
 
     return guarded
-
-
-# -- at process start --------------------------------------------------------------------------------------------------
-
-
-def _variable(variable: str, values: tuple[str, ...], usual: str) -> Flag:
-    def read() -> str:
-        return os.environ.get(variable, usual)
-
-    def write(value: str) -> None:
-        if value != read():
-            raise UsageError(
-                f"flag {_ENVIRONMENT}{variable} is {read()!r} and can be set at process start only, not to {value!r}",
-                f"start with {variable}={value} in the environment",
-            )
-
-    exact = _EXACT.get(variable, usual)
-    return Flag(f"{_ENVIRONMENT}{variable}", values, exact, When.PROCESS_START, read, write)

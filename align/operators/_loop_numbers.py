@@ -41,11 +41,21 @@ def at(address: int, place: int, count: int, tag: Any) -> Any:
 
 @overload(at, jit_options=PLAIN)
 def _at(address: Any, place: Any, count: Any, tag: Any) -> Callable[..., Any]:
-    if isinstance(tag, types.Float):
-        return lambda address, place, count, tag: carray(_pointer(address + 4 * place), (count,), np.float32)
-    if tag.signed:
-        return lambda address, place, count, tag: carray(_pointer(address + 2 * place), (count,), np.int16)
-    return lambda address, place, count, tag: carray(_pointer(address + 2 * place), (count,), np.uint16)
+    def float32(address: Any, place: Any, count: Any, tag: Any) -> Any:
+        return carray(_pointer(address + 4 * place), (count,), np.float32)
+
+    def float16(address: Any, place: Any, count: Any, tag: Any) -> Any:
+        return carray(_pointer(address + 2 * place), (count,), np.int16)
+
+    def bfloat16(address: Any, place: Any, count: Any, tag: Any) -> Any:
+        return carray(_pointer(address + 2 * place), (count,), np.uint16)
+
+    return _of_kind(tag, float32, float16, bfloat16)
+
+
+def _of_kind(kind: Any, *forms: Callable[..., Any]) -> Callable[..., Any]:
+    """The form for numba's type of a tag or element: float32, int16 (float16) or uint16 (bfloat16)."""
+    return forms[0] if isinstance(kind, types.Float) else forms[1 if kind.signed else 2]
 
 
 # -- 16-bit floats -----------------------------------------------------------------------------------------------------
@@ -98,11 +108,16 @@ def load(values: Array, index: int) -> Any:
 
 @overload(load, jit_options=PLAIN)
 def _load(values: Any, index: Any) -> Callable[..., Any]:
-    if isinstance(values.dtype, types.Float):
-        return lambda values, index: values[index]
-    if values.dtype.signed:
-        return lambda values, index: _widen_float16(values[index])
-    return lambda values, index: _widen_bfloat16(values[index])
+    def float32(values: Any, index: Any) -> Any:
+        return values[index]
+
+    def float16(values: Any, index: Any) -> Any:
+        return _widen_float16(values[index])
+
+    def bfloat16(values: Any, index: Any) -> Any:
+        return _widen_bfloat16(values[index])
+
+    return _of_kind(values.dtype, float32, float16, bfloat16)
 
 
 def store(values: Array, index: int, value: Any) -> None:
@@ -112,18 +127,16 @@ def store(values: Array, index: int, value: Any) -> None:
 
 @overload(store, jit_options=PLAIN)
 def _store(values: Any, index: Any, value: Any) -> Callable[..., None]:
-    def as_float32(values: Any, index: Any, value: Any) -> None:
+    def float32(values: Any, index: Any, value: Any) -> None:
         values[index] = value
 
-    def as_float16(values: Any, index: Any, value: Any) -> None:
+    def float16(values: Any, index: Any, value: Any) -> None:
         values[index] = _round_float16(value)
 
-    def as_bfloat16(values: Any, index: Any, value: Any) -> None:
+    def bfloat16(values: Any, index: Any, value: Any) -> None:
         values[index] = _round_bfloat16(value)
 
-    if isinstance(values.dtype, types.Float):
-        return as_float32
-    return as_float16 if values.dtype.signed else as_bfloat16
+    return _of_kind(values.dtype, float32, float16, bfloat16)
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -182,7 +195,7 @@ def gelu(x: Any) -> Any:
     Phi(-|x|) = s P(s) e^(-x^2 / 2) with s = 1 / (1 + 0.3 |x|), a polynomial of relative error 3e-8 (least squares,
     reweighted towards minimax): unlike 1 + erf(x / sqrt 2) it keeps its digits where Phi is small.
     """
-    size = abs(x)
+    size = x if x > np.float32(0.0) else -x
     s = _ONE / (_ONE + _SPREAD * size)
     p = _P5 + s * (_P6 + s * (_P7 + s * (_P8 + s * (_P9 + s * _P10))))
     p = _P0 + s * (_P1 + s * (_P2 + s * (_P3 + s * (_P4 + s * p))))

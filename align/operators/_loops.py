@@ -26,27 +26,26 @@ _NONE = np.float32(0.0)
 
 
 @njit(**SUMS)
-def _squares(x: Array) -> float:
-    total = 0.0
-    for start in range(0, x.size, _BLOCK):
-        part = _NONE
-        for i in range(start, min(start + _BLOCK, x.size)):
-            value = load(x, i)
-            part += value * value
-        total += np.float64(part)
+def _squares(x: Array) -> Any:
+    total = _NONE
+    for i in range(x.size):
+        value = load(x, i)
+        total += value * value
     return total
 
 
 @njit(**SUMS)
-def _squares_of_sum(x: Array, y: Array) -> float:
-    total = 0.0
-    for start in range(0, x.size, _BLOCK):
-        part = _NONE
-        for i in range(start, min(start + _BLOCK, x.size)):
-            value = load(x, i) + load(y, i)
-            part += value * value
-        total += np.float64(part)
+def _squares_of_sum(x: Array, y: Array) -> Any:
+    total = _NONE
+    for i in range(x.size):
+        value = load(x, i) + load(y, i)
+        total += value * value
     return total
+
+
+@njit(**PLAIN)
+def _scale(squares: float, width: int, eps: float) -> Any:
+    return np.float32(1.0 / np.sqrt(squares / width + eps))
 
 
 @njit(**PLAIN)
@@ -58,7 +57,10 @@ def rms_norm(
     factors = at(gain, 0, width, gain_tag)
     for row in range(first, last):
         source, target = at(x, row * stride, width, x_tag), at(out, row * width, width, out_tag)
-        scale = np.float32(1.0 / np.sqrt(_squares(source) / width + eps))
+        squares = 0.0
+        for start in range(0, width, _BLOCK):
+            squares += _squares(at(x, row * stride + start, min(_BLOCK, width - start), x_tag))
+        scale = _scale(squares, width, eps)
         for i in range(width):
             store(target, i, load(source, i) * scale * (load(factors, i) + offset))
 
@@ -73,7 +75,11 @@ def add_rms_norm(
     for row in range(first, last):
         left, right = at(x, row * width, width, x_tag), at(y, row * width, width, x_tag)
         target = at(out, row * width, width, out_tag)
-        scale = np.float32(1.0 / np.sqrt(_squares_of_sum(left, right) / width + eps))
+        squares = 0.0
+        for start in range(0, width, _BLOCK):
+            place, count = row * width + start, min(_BLOCK, width - start)
+            squares += _squares_of_sum(at(x, place, count, x_tag), at(y, place, count, x_tag))
+        scale = _scale(squares, width, eps)
         for i in range(width):
             store(target, i, (load(left, i) + load(right, i)) * scale * (load(factors, i) + offset))
 
@@ -82,37 +88,35 @@ def add_rms_norm(
 
 
 @njit(**SUMS)
-def _sum(x: Array, start: int, stop: int) -> Any:
+def _sum(x: Array) -> Any:
     total = _NONE
-    for i in range(start, stop):
+    for i in range(x.size):
         total += load(x, i)
     return total
 
 
 @njit(**SUMS)
-def _deviations(x: Array, start: int, stop: int, mean: Any) -> Any:
+def _deviations(x: Array, mean: Any) -> Any:
     total = _NONE
-    for i in range(start, stop):
+    for i in range(x.size):
         gap = load(x, i) - mean
         total += gap * gap
     return total
 
 
 @njit(**PLAIN)
-def _moments(x: Array) -> tuple[float, float]:
+def _moments(x: int, x_tag: Any, place: int, size: int) -> tuple[float, float]:
     """Mean and variance; blocks are merged by Chan's formula (Chan, Golub, LeVeque 1979), so a large mean costs nothing."""
-    count, mean, squares = 0.0, 0.0, 0.0
-    for start in range(0, x.size, _BLOCK):
-        stop = min(start + _BLOCK, x.size)
-        size = np.float64(stop - start)
-        rough = np.float32(_sum(x, start, stop) / np.float32(size))
-        inside = np.float64(_deviations(x, start, stop, rough))
+    done, mean, squares = 0, 0.0, 0.0
+    while done < size:
+        count = min(_BLOCK, size - done)
+        part = at(x, place + done, count, x_tag)
+        rough = np.float32(_sum(part) / np.float32(count))
         step = np.float64(rough) - mean
-        both = count + size
-        mean += step * (size / both)
-        squares += inside + step * step * (count * size / both)
-        count = both
-    return mean, squares / count
+        squares += np.float64(_deviations(part, rough)) + step * step * (np.float64(done) * count / (done + count))
+        mean += step * (np.float64(count) / (done + count))
+        done += count
+    return mean, squares / size
 
 
 @njit(**PLAIN)
@@ -124,7 +128,7 @@ def group_norm_silu(
     size = channels * area
     gains, biases = at(gain, 0, groups * channels, gain_tag), at(bias, 0, groups * channels, gain_tag)
     for group in range(first, last):
-        mean, variance = _moments(at(x, group * size, size, x_tag))
+        mean, variance = _moments(x, x_tag, group * size, size)
         middle, scale = np.float32(mean), 1.0 / np.sqrt(variance + eps)
         for channel in range(channels):
             place = group * size + channel * area
@@ -136,7 +140,9 @@ def group_norm_silu(
 
 
 @njit(**PLAIN)
-def _add_rows(x: int, x_tag: Any, rows: int, stride: int, middle: Array, sums: Array, squares: Array) -> None:
+def _add_rows(
+    x: int, x_tag: Any, place: int, rows: int, stride: int, middle: Array, sums: Array, squares: Array
+) -> None:
     """Add x - middle and its square to one sum a channel; in float32 over 64 rows, in float64 over these."""
     width = sums.size
     part, part_squares = np.empty(width, np.float32), np.empty(width, np.float32)
@@ -144,7 +150,7 @@ def _add_rows(x: int, x_tag: Any, rows: int, stride: int, middle: Array, sums: A
         part[:] = _NONE
         part_squares[:] = _NONE
         for row in range(start, min(start + 64, rows)):
-            source = at(x, row * stride, width, x_tag)
+            source = at(x, place + row * stride, width, x_tag)
             for i in range(width):
                 value = load(source, i) - middle[i]
                 part[i] += value
@@ -163,7 +169,7 @@ def group_norm_silu_rows(
 
     Sums are taken about the first row's own values, channel by channel, so a large mean costs no digits.
     """
-    whole, item = groups * channels, x_tag.itemsize
+    whole = groups * channels
     gains, biases = at(gain, 0, whole, gain_tag), at(bias, 0, whole, gain_tag)
     group = first
     while group < last:
@@ -174,7 +180,7 @@ def group_norm_silu_rows(
         head = at(x, place, width, x_tag)
         for i in range(width):
             about[i] = load(head, i)
-        _add_rows(x + item * place, x_tag, area, whole, about, sums, squares)
+        _add_rows(x, x_tag, place, area, whole, about, sums, squares)
         factor, shift = np.empty(width, np.float32), np.empty(width, np.float32)
         for inner in range(stop - start):
             span = range(inner * channels, (inner + 1) * channels)

@@ -105,7 +105,8 @@ def _tiny(profile: PlanProfile, kind: str) -> Iterator[Remark]:
     if tiny is not None:
         text = (
             f"{count(tiny.count)} of {count(tiny.of)} calls take under {seconds(tiny.limit_seconds)} "
-            f"(median {seconds(tiny.median_seconds)}, {seconds(tiny.seconds)} in all), {count(tiny.path_count)} of them in {tiny.path}: host-bound"
+            f"(median {seconds(tiny.median_seconds)}, {seconds(tiny.seconds)} in all), "
+            f"{count(tiny.path_count)} of them in {tiny.path}: host-bound"
         )
         yield Remark("tiny calls", profile.plan.role, text, "fuse them, or capture the step as one graph")
     if kind != "cpu" and profile.seconds > 0 and profile.device_seconds < 0.7 * profile.seconds:

@@ -21,8 +21,8 @@ from align.dumpers.wire import Call, Tap
 from align.profiling.values import Waiting
 
 _READS = frozenset({
-    "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__",
-    "equal", "allclose", "is_nonzero",
+    "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__",
+    "__contains__", "equal", "allclose", "is_nonzero",
 })  # fmt: skip
 _SPOKEN = {
     "__bool__": "bool(tensor)",

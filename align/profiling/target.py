@@ -59,7 +59,7 @@ class ProfileOptions:
 
     timing: TimingOptions = _WHOLE
     shapes: TimingOptions = _SHAPES
-    clocked_rounds: int = 5
+    clocked_rounds: int = 7
 
 
 USUAL = ProfileOptions()

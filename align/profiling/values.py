@@ -13,7 +13,7 @@ from align.reports.model import Timing
 
 @dataclass(frozen=True, slots=True)
 class CallTime:
-    """One call of a plan: medians over the clocked rounds. `site` is the fused operator that ran there, or empty."""
+    """One call of a plan: means over the middle clocked rounds. `site` is the fused operator that ran there, or empty."""
 
     step: int
     name: str
@@ -96,7 +96,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one run: the device's own peak, and that of call outputs alive together (kernels' work space unseen)."""
+    """Memory of one run: the device's own peak, and that of call outputs alive together (no kernels' work space)."""
 
     peak_nbytes: float
     live_peak_nbytes: int

@@ -231,7 +231,7 @@ def test_it_works_in_a_thread_and_for_a_model_called_in_one(tmp_path: Path) -> N
         try:
             with capture(model, tmp_path / "inside.h5", level="both"):
                 model(torch.ones(1, 4))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=work)

@@ -235,7 +235,7 @@ class Output:
     aux: Any = None
 
 
-Pair = namedtuple("Pair", "h c")  # noqa: PYI024 - the kind models return
+Pair = namedtuple("Pair", "h c")
 
 
 def test_tensors_in_any_container_are_found_and_none_numbers_and_texts_are_no_nodes(path: Path) -> None:

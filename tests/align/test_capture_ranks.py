@@ -82,7 +82,12 @@ def test_each_rank_writes_its_own_trace_and_folders_are_compared_rank_by_rank(fo
         with Trace.open(place / "a" / f"run.rank{rank}.h5") as trace:
             assert (trace.header.rank, trace.header.world_size) == (rank, WORLD)
             assert {record.key.rank for record in trace.nodes} == {rank}
-            assert [record.key.call_name for record in trace.nodes] == ["0/forward#0", "1/forward#0", "2/forward#0", "/forward#0"]
+            assert [record.key.call_name for record in trace.nodes] == [
+                "0/forward#0",
+                "1/forward#0",
+                "2/forward#0",
+                "/forward#0",
+            ]
     nodes = align.compare(place / "b", place / "a").comparison.nodes
     assert {node.key.rank for node in nodes} == set(range(WORLD))
     assert {node.key.rank for node in nodes if node.candidate is not None and node.candidate.max_abs > 0} == {1}
@@ -104,7 +109,11 @@ def test_ranks_of_a_data_parallel_model_have_the_bare_models_keys(folder: Path, 
     values = []
     for path in paths[:2]:
         with Trace.open(path) as trace:
-            values.append(trace.read(next(r.key for r in trace.nodes if r.key.call_name == "0/forward#0" and r.key.slot == "0")).bits)
+            values.append(
+                trace.read(
+                    next(r.key for r in trace.nodes if r.key.call_name == "0/forward#0" and r.key.slot == "0")
+                ).bits
+            )
     assert not np.array_equal(*values)
 
 
@@ -120,7 +129,9 @@ def test_a_rank_that_fails_marks_its_own_trace_only(folder: Path) -> None:
     assert statuses == [RunStatus.COMPLETE, RunStatus.FAILED, RunStatus.COMPLETE, RunStatus.COMPLETE]
 
 
-def test_outside_torch_distributed_the_launchers_variables_tell_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_torch_distributed_the_launchers_variables_tell_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert capture(model(), tmp_path / "run.h5").path == tmp_path / "run.rank1.h5"

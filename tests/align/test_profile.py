@@ -370,7 +370,7 @@ def test_groups_add_up_and_come_in_order_of_time() -> None:
     ]
 
 
-def test_a_call_takes_the_median_of_its_rounds_and_stand_ins_take_nothing() -> None:
+def test_a_call_takes_the_mean_of_the_middle_rounds_and_stand_ins_take_nothing() -> None:
     ident, inner = ("m", "relu", 0), ("m", "conv2d", 0)
     rounds = [[Interval(0, inner, 9.0, 9.0, True), Interval(0, ident, s, 2 * s)] for s in (1.0, 50.0, 2.0)]
     (found,) = call_times(rounds, Booking({ident: "conv_bn_act_add"}, {"conv_bn_act_add": Family.CONVOLUTION}))
@@ -459,8 +459,9 @@ def test_an_accelerator_that_idles_is_called_host_bound() -> None:
 
 # -- the devices' own profilers ---------------------------------------------------------------------------------------
 
-LEVEL_1 = """Step Id,Device_id,Model ID,Task ID,Stream ID,Name,Type,OP State,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Num,Mix Block Num,HF32 Eligible,Input Shapes
-,0,1,1,2,aclnnFlashAttentionScore_1,FlashAttentionScore,dynamic,MIX_AIC,"1.0\t",300.5,1.5,24,48,NO,"""
+LEVEL_1 = """Step Id,Device_id,Task ID,Stream ID,Name,Type,OP State,Accelerator Core,Start Time(us),Duration(us),\
+Wait Time(us),Block Num,Mix Block Num,HF32 Eligible,Input Shapes
+,0,1,2,aclnnFlashAttentionScore_1,FlashAttentionScore,dynamic,MIX_AIC,"1.0\t",300.5,1.5,24,48,NO,"""
 LEVEL_0 = """Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Dim
 0,MatMulV2_7,MatMulV2,AI_CORE,1.0,100.0,N/A,20
 0,MatMulV2_8,MatMulV2,AI_CORE,2.0,50.0,0.5,20

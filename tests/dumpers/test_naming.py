@@ -20,7 +20,7 @@ from align.dumpers.naming import (
     walk_tensors,
 )
 
-Pair = namedtuple("Pair", "h c")  # noqa: PYI024 - models return plain ones
+Pair = namedtuple("Pair", "h c")
 
 
 @dataclass
@@ -67,7 +67,9 @@ def test_tensors_are_found_in_every_container_and_named_by_where_they_lie(value:
 
 
 @pytest.mark.parametrize(("value", "slots"), [pair for pair in NESTED if not isinstance(pair[0], Cache)])
-def test_a_nested_value_is_rebuilt_with_changed_tensors_and_kept_where_none_changes(value: Any, slots: list[str]) -> None:
+def test_a_nested_value_is_rebuilt_with_changed_tensors_and_kept_where_none_changes(
+    value: Any, slots: list[str]
+) -> None:
     assert map_tensors(value, lambda tensor: tensor) is value
     changed = map_tensors(value, lambda tensor: tensor + 1)
     assert type(changed) is type(value)
@@ -90,7 +92,9 @@ def test_one_operation_has_one_name_however_it_is_spelled(func: Any, short: str)
     assert op_name(func).use is CallUse.COMPUTE
 
 
-@pytest.mark.parametrize("func", [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.shape.__get__, torch.Tensor.device.__get__])
+@pytest.mark.parametrize(
+    "func", [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.shape.__get__, torch.Tensor.device.__get__]
+)
 def test_looking_at_metadata_is_no_node(func: Any) -> None:
     assert op_name(func).use is CallUse.METADATA
 

@@ -37,10 +37,15 @@ class ListSink:
         return next(record for record in self.records if str(record.key) == key)
 
 
-def observed(model: nn.Module, *args: Any, selection: Selection = Selection(), flow: Dataflow | None = None, **kwargs: Any) -> ListSink:
+def observed(
+    model: nn.Module, *args: Any, selection: Selection = Selection(), flow: Dataflow | None = None, **kwargs: Any
+) -> ListSink:
     sink = ListSink()
     observe = Observe(sink, selection, dataflow=flow or Dataflow())
-    with torch.no_grad(), Wire({"": model}, [observe], sees_calls=selection.sees_calls, sees_outside=False, step_root=""):
+    with (
+        torch.no_grad(),
+        Wire({"": model}, [observe], sees_calls=selection.sees_calls, sees_outside=False, step_root=""),
+    ):
         model(*args, **kwargs)
     return sink
 
@@ -58,7 +63,15 @@ class Chain(nn.Module):
 def test_each_level_records_its_kind_of_node() -> None:
     modules = ["first/forward#0:0", "last/forward#0:0", "/forward#0:0"]
     calls = ["first/linear#0:0", "/softmax#0:0", "/add#0:0", "last/linear#0:0"]
-    both = ["first/linear#0:0", "first/forward#0:0", "/softmax#0:0", "/add#0:0", "last/linear#0:0", "last/forward#0:0", "/forward#0:0"]
+    both = [
+        "first/linear#0:0",
+        "first/forward#0:0",
+        "/softmax#0:0",
+        "/add#0:0",
+        "last/linear#0:0",
+        "last/forward#0:0",
+        "/forward#0:0",
+    ]
     for level, expected in ((Level.MODULE, modules), (Level.CALL, calls), (Level.BOTH, both)):
         sink = observed(Chain(), torch.ones(1, 4), selection=Selection(level))
         assert sink.keys == expected
@@ -117,7 +130,12 @@ def test_inputs_are_recorded_before_the_call_by_position_and_by_name() -> None:
 def test_a_record_tells_class_dtype_shape_and_how_strictly_it_is_judged() -> None:
     sink = observed(Chain().to(torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16))
     softmax = sink.record("/softmax#0:0")
-    assert (softmax.dtype, softmax.shape, softmax.op_class, softmax.storage) == ("bfloat16", (3, 4), OpClass.SENSITIVE, Storage.TENSOR)
+    assert (softmax.dtype, softmax.shape, softmax.op_class, softmax.storage) == (
+        "bfloat16",
+        (3, 4),
+        OpClass.SENSITIVE,
+        Storage.TENSOR,
+    )
     assert sink.record("first/forward#0:0").type_name == "Linear"
     assert sink.record("/forward#0:0").kind is NodeKind.MODULE
 
@@ -147,7 +165,10 @@ def test_a_nested_tensor_is_a_node_of_each_component(layout: torch.layout) -> No
             return torch.nested.nested_tensor(parts, layout=layout)
 
     sink = observed(Ragged(), [torch.ones(2, 3), torch.zeros(4, 3)], selection=Selection(Level.MODULE))
-    assert [(str(record.key), record.shape) for record in sink.records] == [("/forward#0:0.0", (2, 3)), ("/forward#0:0.1", (4, 3))]
+    assert [(str(record.key), record.shape) for record in sink.records] == [
+        ("/forward#0:0.0", (2, 3)),
+        ("/forward#0:0.1", (4, 3)),
+    ]
 
 
 def test_results_are_recorded_as_outputs_of_the_workload() -> None:
@@ -169,7 +190,11 @@ def test_the_last_completed_node_and_the_failing_call_are_known() -> None:
         model(torch.ones(1, 4))
     assert str(observe.last) == "0/forward#0:0"
     assert observe.failure is not None
-    assert (observe.failure.call, observe.failure.type_name, observe.failure.error) == ("1/forward#0", "Linear", caught.value)
+    assert (observe.failure.call, observe.failure.type_name, observe.failure.error) == (
+        "1/forward#0",
+        "Linear",
+        caught.value,
+    )
 
 
 def test_no_tensor_is_touched_or_kept_alive() -> None:

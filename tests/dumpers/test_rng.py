@@ -37,7 +37,9 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_the_same_in_every_dtype_and_run_and_another_with_another_seed(name: str) -> None:
     draw = DRAWS[name]
-    wide, again, low = (drawn(lambda dtype=dtype: draw(dtype)) for dtype in (torch.float32, torch.float32, torch.bfloat16))
+    wide, again, low = (
+        drawn(lambda dtype=dtype: draw(dtype)) for dtype in (torch.float32, torch.float32, torch.bfloat16)
+    )
     assert low.dtype == torch.bfloat16
     assert torch.equal(wide, again)
     if name != "init.trunc":  # computes on in its own dtype after the draw
@@ -54,7 +56,9 @@ def test_draws_do_not_touch_the_programs_own_generator() -> None:
 
 
 def test_integers_are_drawn_within_their_bounds() -> None:
-    numbers, order, like = drawn(lambda: (torch.randint(5, 8, (100,)), torch.randperm(9), torch.randint_like(torch.empty(50), 2, 4)))
+    numbers, order, like = drawn(
+        lambda: (torch.randint(5, 8, (100,)), torch.randperm(9), torch.randint_like(torch.empty(50), 2, 4))
+    )
     assert set(numbers.tolist()) == {5, 6, 7}
     assert sorted(order.tolist()) == list(range(9))
     assert set(like.tolist()) == {2.0, 3.0}

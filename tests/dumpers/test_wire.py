@@ -62,7 +62,9 @@ def with_calls(model: nn.Module, log: Log) -> Wire:
 
 
 def traces_of_us(model: nn.Module) -> list[Any]:
-    return [{name: value for name, value in vars(module).items() if not name.startswith("_")} for module in model.modules()]
+    return [
+        {name: value for name, value in vars(module).items() if not name.startswith("_")} for module in model.modules()
+    ]
 
 
 def encoder() -> nn.Module:
@@ -71,7 +73,9 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
-@pytest.mark.parametrize("build", [encoder, lambda: encoder().layers[0], lambda: nn.MultiheadAttention(32, 4, batch_first=True).eval()])
+@pytest.mark.parametrize(
+    "build", [encoder, lambda: encoder().layers[0], lambda: nn.MultiheadAttention(32, 4, batch_first=True).eval()]
+)
 def test_seeing_modules_does_not_change_the_operators_that_run_nor_a_bit_of_the_result(build: Any) -> None:
     model, x = build(), torch.randn(2, 5, 32)
     args = (x, x, x) if isinstance(model, nn.MultiheadAttention) else (x,)
@@ -82,8 +86,12 @@ def test_seeing_modules_does_not_change_the_operators_that_run_nor_a_bit_of_the_
         with modules_only(model, Log()), seen:
             result = model(*args)
     assert seen.names == bare.names
-    assert any("_transformer_encoder_layer_fwd" in name or "_native_multi_head_attention" in name for name in bare.names)
-    assert torch.equal(result[0] if isinstance(result, tuple) else result, expected[0] if isinstance(expected, tuple) else expected)
+    assert any(
+        "_transformer_encoder_layer_fwd" in name or "_native_multi_head_attention" in name for name in bare.names
+    )
+    assert torch.equal(
+        result[0] if isinstance(result, tuple) else result, expected[0] if isinstance(expected, tuple) else expected
+    )
 
 
 def test_modules_whose_fused_path_is_off_while_calls_are_seen_are_named() -> None:
@@ -418,7 +426,12 @@ class Decorated(nn.Module):
         return self.inner(x).relu()
 
 
-SEALED = [lambda: torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager"), compiled_in_place, scripted, Decorated]
+SEALED = [
+    lambda: torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager"),
+    compiled_in_place,
+    scripted,
+    Decorated,
+]
 
 
 @pytest.mark.parametrize("sees_calls", [False, True])
@@ -434,8 +447,15 @@ def test_of_a_compiled_or_scripted_module_the_output_is_seen_and_nothing_inside(
         assert [dict(vars(module)) for module in (model, model.first, model.sealed)] == before
     assert wire.opaque == ("sealed",)
     assert torch.equal(result, expected)
-    assert [name for name in log.done if "forward" in name] == ["first/forward#0", "sealed/forward#0", "last/forward#0", "/forward#0"]
-    assert [name for name in log.done if "linear" in name] == (["first/linear#0", "last/linear#0"] if sees_calls else [])
+    assert [name for name in log.done if "forward" in name] == [
+        "first/forward#0",
+        "sealed/forward#0",
+        "last/forward#0",
+        "/forward#0",
+    ]
+    assert [name for name in log.done if "linear" in name] == (
+        ["first/linear#0", "last/linear#0"] if sees_calls else []
+    )
 
 
 @pytest.mark.parametrize("sees_calls", [False, True])

@@ -28,10 +28,17 @@ def test_every_token_of_a_transformers_generate_is_a_step(tmp_path: Path) -> Non
         assert trace.status is RunStatus.COMPLETE
         assert {record.key.step for record in trace.nodes} == set(range(5))
         assert {record.storage for record in trace.nodes} == {Storage.STATISTICS}
-        calls = [{r.key.call_name for r in trace.nodes if r.key.step == step and r.key.path == "model.layers.0.mlp"} for step in range(5)]
+        calls = [
+            {r.key.call_name for r in trace.nodes if r.key.step == step and r.key.path == "model.layers.0.mlp"}
+            for step in range(5)
+        ]
         shapes = [r.shape for r in trace.nodes if r.key.call_name == "model.layers.1/forward#0"]
     assert all(calls[0] == other for other in calls)
-    assert "model.layers.0.mlp/silu#0" in calls[0] or any("silu" in name for name in calls[0]) or "model.layers.0.mlp/forward#0" in calls[0]
+    assert (
+        "model.layers.0.mlp/silu#0" in calls[0]
+        or any("silu" in name for name in calls[0])
+        or "model.layers.0.mlp/forward#0" in calls[0]
+    )
     assert shapes == [(1, 4, 32), *[(1, 1, 32)] * 4]
     assert "model.layers.0.mlp/forward#0:0@4" in out
 

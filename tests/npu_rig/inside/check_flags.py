@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.devices.base import When
+from align.devices.base import When, process_environment
 from align.devices.npu import Npu
-from align.devices.npu_flags import process_environment
 from align.dumpers.errors import UsageError
 
 ANY_TIME = sorted(name for name, flag in Npu().flags().items() if flag.when is When.ANY_TIME)
