@@ -44,33 +44,62 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
     queue_bytes   bound of the memory that waits for the disk;   step_module   name of the module whose calls are steps
     Under torch.distributed each rank writes `path` with `.rankR` before its suffix. Raises TraceError when the path
     cannot be written, and TraceBusyError when another process writes it. The model's own exception passes unchanged;
-    the trace is closed and says that the run failed, and where. A SIGTERM that the program does not handle itself closes
-    the trace, marked as interrupted, before the process ends by it.
+    the trace is closed and says that the run failed, and where. A SIGTERM that the program does not handle itself
+    closes the trace, marked as interrupted, before the process ends by it.
     """
 
     def __init__(
-        self, model: Any, path: str | os.PathLike[str], *, level: str = "module", keep: str = "tensors", include: Collection[str] = (),
-        exclude: Collection[str] = (), operators: Collection[str] = (), steps: Collection[int] = (), ranks: Collection[int] = (),
-        inputs: bool = False, grad: bool = False, max_bytes: int = 0, queue_bytes: int = QUEUE_BYTES, overwrite: bool = False,
-        compression: str = "none", name: str = "", step_module: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        path: str | os.PathLike[str],
+        *,
+        level: str = "module",
+        keep: str = "tensors",
+        include: Collection[str] = (),
+        exclude: Collection[str] = (),
+        operators: Collection[str] = (),
+        steps: Collection[int] = (),
+        ranks: Collection[int] = (),
+        inputs: bool = False,
+        grad: bool = False,
+        max_bytes: int = 0,
+        queue_bytes: int = QUEUE_BYTES,
+        overwrite: bool = False,
+        compression: str = "none",
+        name: str = "",
+        step_module: str = "",
+    ) -> None:
         rank, world = _rank()
         self.path = _rank_path(Path(path), rank, world)
         self._roots = roots_of(model)
         self._step_root = _step_root(self._roots, step_module)
         self._selection = Selection(
-            _one_of(Level, "level", level), _one_of(Keep, "keep", keep), _globs("include", include), _globs("exclude", exclude),
-            frozenset(steps), _globs("operators", operators), inputs, rank,
-        )  # fmt: skip
+            _one_of(Level, "level", level),
+            _one_of(Keep, "keep", keep),
+            _globs("include", include),
+            _globs("exclude", exclude),
+            frozenset(steps),
+            _globs("operators", operators),
+            inputs,
+            rank,
+        )
         self._is_chosen = not ranks or rank in ranks
         self._grad = grad
         self._budgets = (max_bytes, queue_bytes)
         self._overwrite = overwrite
         self._compression = compression
         self._header = TraceHeader(
-            name or type(model).__name__, "capture", _device_of(self._roots), _dtype_of(self._roots), torch.initial_seed() % 2**31,
-            level, rank, world, time.strftime("%Y-%m-%dT%H:%M:%S"), _environment(),
-        )  # fmt: skip
+            name or type(model).__name__,
+            "capture",
+            _device_of(self._roots),
+            _dtype_of(self._roots),
+            torch.initial_seed() % 2**31,
+            level,
+            rank,
+            world,
+            time.strftime("%Y-%m-%dT%H:%M:%S"),
+            _environment(),
+        )
         self._observe: Observe | None = None
         self._wire: Wire | None = None
         self._sink: TraceSink | None = None
@@ -95,9 +124,12 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
     def _begin(self, sink: TraceSink) -> None:
         self._observe = Observe(sink, self._selection, dataflow=Dataflow())
         self._wire = Wire(
-            self._roots, [self._observe], sees_calls=self._selection.sees_calls, sees_outside=len(self._roots) > 1,
+            self._roots,
+            [self._observe],
+            sees_calls=self._selection.sees_calls,
+            sees_outside=len(self._roots) > 1,
             step_root=self._step_root,
-        )  # fmt: skip
+        )
         self._wire.__enter__()
         if self._grad:
             self._stop_watching = watch_gradients(
@@ -161,9 +193,7 @@ class capture:  # noqa: N801 - it is used as a function, like `torch.no_grad`
         failure, last = self._observe.failure, self._observe.last
         where = f" in {failure.call} ({failure.type_name})" if failure is not None and failure.error is error else ""
         said = f": {text[0]}" if text else ""
-        return (
-            f"stopped by {type(error).__name__}{where}{said}; last completed node: {last if last is not None else 'none'}",
-        )
+        return (f"stopped by {type(error).__name__}{where}{said}; last completed node: {last or 'none'}",)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -220,7 +250,7 @@ def roots_of(model: Any) -> dict[str, nn.Module]:
 
 
 def largest_root(roots: Mapping[str, nn.Module]) -> str:
-    """Prefix of the module whose calls count the steps: of diffusers' usual names, else the one with most parameters."""
+    """Prefix of the module whose calls are steps: of diffusers' usual names, else the one with most parameters."""
     usual = [name for name in (_STEPPERS if len(roots) > 1 else roots) if name in roots]
     return usual[0] if usual else max(roots, key=lambda name: sum(p.numel() for p in roots[name].parameters()))
 
@@ -277,7 +307,7 @@ def _dtype_of(roots: Mapping[str, nn.Module]) -> str:
 
 
 class _CallableModule(ModuleType):
-    """`align.capture` as a function: importing this file makes it an attribute of the package, in the function's place."""
+    """`align.capture` as a function: importing this file makes the package's attribute of that name the module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> capture:
         return capture(*args, **kwargs)

@@ -20,7 +20,7 @@ import torch
 from align.dumpers.errors import UsageError
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallRecord
-from align.operators.base import Binding, Kernel, Match, Operator, Take
+from align.operators.base import Binding, ByName, Kernel, Match, Operator, Take
 from align.operators.registry import register
 
 Form = TypeVar("Form", bound=Callable[..., Any])
@@ -68,9 +68,11 @@ def _by_position(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _native_everywhere() -> dict[str, Kernel]:
+def _native_kernels(op: str) -> dict[str, Kernel]:
+    """The call runs as written on every kind of device; torch_npu's own on an NPU only."""
     kernel = Kernel(_never, "the model's own call", is_native=True)
-    return {"cpu": kernel, "cuda": kernel, "npu": kernel}
+    kinds = ("npu",) if op.startswith(("npu_", "npu::")) else ("cpu", "cuda", "npu")
+    return dict.fromkeys(kinds, kernel)
 
 
 def _never(**_: Any) -> Any:

@@ -12,7 +12,7 @@ from align.dumpers.choice import Choice, ChoiceKind, Plan, Site
 from align.dumpers.errors import UsageError
 from align.dumpers.survey import CallGraph
 from align.operators.base import Kernel, Match, Operator
-from align.operators.registry import find_sites, site_of
+from align.operators.registry import find_sites, site_of, why_unfused
 from align.taps.substitute import Form, Substitution
 
 
@@ -36,14 +36,10 @@ def plan_sites(
 ) -> tuple[PlannedSite, ...]:
     """Find the sites of a surveyed run and ask each one's kernel whether it can run here in this dtype."""
     planned = []
-    for match in find_sites(graph, operators, device.kind):
-        kernel = match.operator.kernels.get(device.kind)
-        if kernel is None:
-            reason = f"no fused kernel on {device.kind}"
-        else:
-            step = graph.steps_of(match.calls[-1])[0]
-            reason = kernel.refuses(match.bound(graph, step), dtype)
-        planned.append(PlannedSite(site_of(match, graph, dtype), match, None if reason else kernel, reason))
+    for match in find_sites(graph, operators, device.kind, dtype):
+        reason = why_unfused(match, graph, device.kind, dtype)
+        kernel = None if reason else match.operator.kernels[device.kind]
+        planned.append(PlannedSite(site_of(match, graph, dtype), match, kernel, reason))
     return tuple(planned)
 
 

@@ -39,7 +39,9 @@ def record(settings: Settings, folder: Path, plan: Plan) -> Recorded:
     """Survey the workload again and run one role of it into the run folder."""
     select_device(settings.run.device).prepare(flags_of(plan))
     job = Job(settings, folder, (plan.role,), Silent())
-    job.session.survey()
+    outcome = job.session.survey()
+    if (folder / "reference.png").exists():
+        job.album.add("reference", outcome.result)
     run_role(job, plan)
     _jobs[:] = [job]
     environment = environment_of(job.session, plan)

@@ -56,6 +56,7 @@ class Session:
         self._executors: dict[frozenset[str] | str, Executor] = {}
         self._inputs = ""
         self.sites: tuple[PlannedSite, ...] = ()
+        self._substitutes: dict[Plan, Substitute] = {}
         self.widened: dict[str, int] = {}
         self.computing_paths: tuple[str, ...] = ()
         self.computing_calls: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class Session:
         self.widened = widen.widened
         self.computing_calls = _computing_calls(survey.graph)
         self.computing_paths = tuple(dict.fromkeys(f"{name.partition('/')[0]}/*" for name in self.computing_calls))
+        self._substitutes.clear()
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
         return outcome
 
@@ -94,6 +96,7 @@ class Session:
             yield
         finally:
             self._inputs, self.sites, self.widened, self.computing_paths, self.computing_calls, self._asked = before
+            self._substitutes.clear()
             self.executor.use_inputs(self._inputs)
 
     # -- plans --------------------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class Session:
         """Run a plan; the tap that ran its sites tells how often each one did. `substitute` replaces the usual tap."""
         executor = self._executor_of(plan)
         if substitute is None:
-            substitute = Substitute(() if executor is not self.executor else substitutions(self.sites, plan))
+            substitute = self._substitute_of(plan) if executor is self.executor else Substitute(())
         steering: list[Tap] = [AlignRandom(self.settings.seed, self.executor.low)]
         if any(choice.kind is ChoiceKind.PRECISION for choice in plan.choices):
             steering.append(SitePrecision(plan.choices, executor.low))
@@ -208,6 +211,14 @@ class Session:
         ):
             outcome = executor.run_low([*steering, *taps], on_value=on_value, sees_calls=True, flags=flags_of(plan))
         return outcome, substitute
+
+    def _substitute_of(self, plan: Plan) -> Substitute:
+        """The tap for a plan, kept between runs: it remembers what its stand-ins look like."""
+        if plan not in self._substitutes:
+            self._substitutes[plan] = Substitute(substitutions(self.sites, plan))
+        tap = self._substitutes[plan]
+        tap.begin()
+        return tap
 
     def _executor_of(self, plan: Plan) -> Executor:
         if self._second is not None and plan.role != "baseline":

@@ -385,7 +385,7 @@ def _report(
         pictures=tuple(job.pictures),
         files=tuple(sorted(files)),
         notes=tuple(job.notes),
-        environment=describe_environment(job.session.device),
+        environment=job.environment or environment_of(job.session, plans["candidate"]),
     )
     store(report, job.folder)
     with job.progress.stage("report"):

@@ -46,13 +46,35 @@ class Shape:
 
 
 SHAPES = {
-    "small": Shape("small", 6, 256, 4, 128, {
-        "wire, modules": 1.15, "wire, calls": 1.15, "statistics, modules": 1.6, "statistics, calls": 2.5, "tensors, modules": 4.0,
-    }),
-    "base": Shape("BERT-base", 12, 768, 8, 128, {
-        "wire, modules": 1.02, "wire, calls": 1.02, "statistics, modules": 1.1, "statistics, calls": 1.3, "tensors, modules": 1.5,
-    }),
-}  # fmt: skip
+    "small": Shape(
+        "small",
+        6,
+        256,
+        4,
+        128,
+        {
+            "wire, modules": 1.15,
+            "wire, calls": 1.15,
+            "statistics, modules": 1.6,
+            "statistics, calls": 2.5,
+            "tensors, modules": 4.0,
+        },
+    ),
+    "base": Shape(
+        "BERT-base",
+        12,
+        768,
+        8,
+        128,
+        {
+            "wire, modules": 1.02,
+            "wire, calls": 1.02,
+            "statistics, modules": 1.1,
+            "statistics, calls": 1.3,
+            "tensors, modules": 1.5,
+        },
+    ),
+}
 
 PEER = """
 import json, os, shutil, sys, tempfile, time
@@ -67,7 +89,8 @@ layer = nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True, ac
 model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
 torch.backends.mha.set_fastpath_enabled(False)
 x = torch.randn(batch, length, width)
-settings = {"task": task, "dump_path": "out", "rank": [], "step": [], "level": level, task: {"scope": [], "list": [], "data_mode": ["all"]}}
+settings = {"task": task, "dump_path": "out", "rank": [], "step": [], "level": level}
+settings[task] = {"scope": [], "list": [], "data_mode": ["all"]}
 json.dump(settings, open("settings.json", "w"))
 debugger = PrecisionDebugger(config_path="settings.json")
 ratios = []
@@ -87,9 +110,12 @@ def encoder(shape: Shape, attention: str) -> tuple[BertModel, torch.Tensor]:
     """A BERT of random weights and a batch for it."""
     torch.manual_seed(0)
     config = BertConfig(
-        num_hidden_layers=shape.layers, hidden_size=shape.width, num_attention_heads=max(4, shape.width // 64),
-        intermediate_size=4 * shape.width, attn_implementation=attention,
-    )  # fmt: skip
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.width,
+        num_attention_heads=max(4, shape.width // 64),
+        intermediate_size=4 * shape.width,
+        attn_implementation=attention,
+    )
     return BertModel(config).eval(), torch.randint(0, 30_000, (shape.batch, shape.length))
 
 
@@ -139,7 +165,8 @@ class Bench:
         """All arms by name, the bare one first."""
         contents, nodes = self.contents()
         print(
-            f"  {nodes} module nodes, {sum(map(len, contents)) / 2**20:.1f} MiB of distinct content in {self._forwards} forwards"
+            f"  {nodes} module nodes, {sum(map(len, contents)) / 2**20:.1f} MiB of distinct content"
+            f" in {self._forwards} forwards"
         )
         return {
             "bare": self.bare,
@@ -179,8 +206,10 @@ def show(shape: Shape, name: str, seconds: tuple[list[float], list[float]], forw
 def show_peer(python: str, shape: Shape, rounds: int) -> None:
     """Print the ratios of msprobe on an encoder of that shape."""
     for level, task, name in (
-        ("L0", "statistics", "statistics, modules"), ("mix", "statistics", "statistics, calls"), ("L0", "tensor", "tensors, modules"),
-    ):  # fmt: skip
+        ("L0", "statistics", "statistics, modules"),
+        ("mix", "statistics", "statistics, calls"),
+        ("L0", "tensor", "tensors, modules"),
+    ):
         arguments = [shape.layers, shape.width, shape.batch, shape.length, level, task, rounds]
         done = subprocess.run([python, "-c", PEER, *map(str, arguments)], capture_output=True, text=True, check=False)
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RATIO")]
@@ -204,7 +233,8 @@ def main() -> None:
     for name in SHAPES if options.shape == "both" else [options.shape]:
         shape = SHAPES[name]
         print(
-            f"{shape.name}: {shape.layers} x {shape.width}, {shape.batch} x {shape.length} tokens, {torch.get_num_threads()} threads"
+            f"{shape.name}: {shape.layers} x {shape.width}, {shape.batch} x {shape.length} tokens,"
+            f" {torch.get_num_threads()} threads"
         )
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             bench = Bench(shape, Path(folder), options.forwards, options.attention)

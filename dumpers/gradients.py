@@ -46,7 +46,7 @@ class _Watch:
     def output(self, key: NodeKey, tensor: torch.Tensor) -> None:
         """Hook a recorded output; the hook goes with the graph, so no handle is kept."""
         if tensor.requires_grad:
-            tensor.register_hook(self._output_recorder(key))
+            tensor.register_hook(self._output_recorder(key))  # type: ignore[no-untyped-call]
 
     def module(self, path: str, module: nn.Module) -> None:
         """Hook a module's own parameters, if the selection admits them."""
@@ -56,7 +56,8 @@ class _Watch:
             if parameter.requires_grad and id(parameter) not in self._hooked:  # tied ones have one gradient
                 self._hooked.add(id(parameter))
                 is_first = parameter._backward_hooks is None
-                self._handles.append((parameter, is_first, parameter.register_hook(self._recorder(path, name))))
+                handle = parameter.register_hook(self._recorder(path, name))  # type: ignore[no-untyped-call]
+                self._handles.append((parameter, is_first, handle))
 
     def stop(self) -> None:
         """Record no more, and unhook the parameters."""

@@ -12,7 +12,8 @@ from torch import nn
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _WRAPPER_CLASSES = frozenset({
-    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "ActivationWrapper", "DeepSpeedEngine", "Float16Module",
+    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "ActivationWrapper", "DeepSpeedEngine",
+    "Float16Module",
 })  # fmt: skip
 
 # Spelled as methods or operators in user code, one name in keys.
@@ -39,10 +40,13 @@ _READS = frozenset({
 })  # fmt: skip
 _METADATA = frozenset({
     "size", "dim", "stride", "numel", "nelement", "ndimension", "element_size", "storage_offset", "data_ptr", "storage",
-    "untyped_storage", "get_device", "type", "__len__", "__repr__", "__str__", "__format__", "__hash__", "__dir__", "__sizeof__",
+    "untyped_storage", "get_device", "type", "__len__", "__repr__", "__str__", "__format__", "__hash__",
+    "__dir__", "__sizeof__",
     "requires_grad_", "retain_grad", "register_hook", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
-    "is_pinned", "is_inference", "is_conj", "is_neg", "is_same_size", "is_tensor", "is_storage", "is_shared", "is_set_to",
-    "is_coalesced", "is_distributed", "has_names", "result_type", "can_cast", "promote_types", "dim_order", "__dlpack_device__",
+    "is_pinned", "is_inference", "is_conj", "is_neg", "is_same_size", "is_tensor", "is_storage", "is_shared",
+    "is_set_to",
+    "is_coalesced", "is_distributed", "has_names", "result_type", "can_cast", "promote_types", "dim_order",
+    "__dlpack_device__",
     "__subclasscheck__", "_is_view", "_fused_sdp_choice", "get_default_dtype", "broadcast_shapes", "isinstance",
     "__setstate__", "_version", "names", "sparse_dim", "dense_dim", "nbytes", "itemsize", "set_default_dtype",
     "__setitem_meta__", "_has_compatible_shallow_copy_type", "is_autocast_enabled", "_nested_tensor_size",
@@ -82,10 +86,11 @@ def _name(func: Any) -> OpName:
         return OpName(raw, raw, CallUse.METADATA)
     if raw in _READS:
         return OpName(raw, raw, CallUse.READ)
-    qualified = getattr(func, "_qualified_op_name", None) or f"{_home(func)}{raw}"
     short = raw.strip("_") if raw.startswith("__") else raw
-    if hasattr(func, "_overloadpacket"):  # an OpOverload such as aten.add.Tensor
-        short = func._overloadpacket.__name__
+    packet = getattr(func, "_overloadpacket", func)  # an OpOverload such as aten.add.Tensor has one
+    if packet is not func:
+        short = packet.__name__
+    qualified = getattr(packet, "_qualified_op_name", None) or f"{_home(func)}{raw}"
     return OpName(_ALIASES.get(short, short), str(qualified), CallUse.COMPUTE)
 
 
@@ -163,7 +168,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def is_sealed(module: nn.Module) -> bool:
-    """Whether only a module's outputs can be seen: it is compiled, or runs copies of its children on several devices."""
+    """Whether only a module's outputs can be seen: it is compiled,
+    or runs copies of its children on several devices."""
     return is_compiled(module) or (isinstance(module, nn.DataParallel) and len(module.device_ids) > 1)
 
 
@@ -213,15 +219,16 @@ def walk_tensors(value: Any, slot: str = "") -> Iterator[tuple[str, torch.Tensor
     elif isinstance(value, (tuple, list)):
         for position, item in enumerate(value):
             yield from walk_tensors(item, _join(slot, position))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for entry in dataclasses.fields(value):
-            yield from walk_tensors(getattr(value, entry.name, None), _join(slot, entry.name))
     else:
         yield from _walk_attributes(value, slot)
 
 
 def _walk_attributes(value: Any, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that lie directly in a plain object's attributes: one level, so that no cycle can be followed."""
+    """Tensors of a dataclass, or those directly in a plain object's attributes: one level, so no cycle is followed."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for entry in dataclasses.fields(value):
+            yield from walk_tensors(getattr(value, entry.name, None), _join(slot, entry.name))
+        return
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or isinstance(value, (nn.Module, type)) or callable(value):
         return

@@ -138,8 +138,14 @@ class Observe(Tap):
     """Hand every admitted node to the sink. `sites` names, by call, the fused site whose output the call yields."""
 
     def __init__(
-        self, sink: Sink, selection: Selection, *, dataflow: Dataflow, sites: Mapping[CallId, str] = {}, on_node: Callable[[int], None] = int
-    ) -> None:  # fmt: skip
+        self,
+        sink: Sink,
+        selection: Selection,
+        *,
+        dataflow: Dataflow,
+        sites: Mapping[CallId, str] = {},
+        on_node: Callable[[int], object] = int,
+    ) -> None:
         self._sink = sink
         self._selection = selection
         self._sees_modules = selection.sees_modules
@@ -234,7 +240,7 @@ class Observe(Tap):
 
     def _record(
         self, key: NodeKey, tensor: torch.Tensor, kind: NodeKind, type_name: str, producers: Keys, site: str = ""
-    ) -> None:  # fmt: skip
+    ) -> None:
         dtype = dtype_name(tensor)
         order = next(self._orders)
         storage, note, has_values = self._storage, "", True
@@ -245,9 +251,21 @@ class Observe(Tap):
         elif not _is_ordinary(tensor):
             note = note_of(tensor)
         record = NodeRecord(
-            key, order, kind, type_name, dtype, _shape_of(tensor), tensor.device.type,
-            op_class_of(key.op if kind is NodeKind.CALL else type_name, dtype), producers, storage, None, "", site, note,
-        )  # fmt: skip
+            key,
+            order,
+            kind,
+            type_name,
+            dtype,
+            _shape_of(tensor),
+            tensor.device.type,
+            op_class_of(key.op if kind is NodeKind.CALL else type_name, dtype),
+            producers,
+            storage,
+            None,
+            "",
+            site,
+            note,
+        )
         self._on_node(order + 1)
         if has_values:
             self._sink.submit(record, tensor)
@@ -264,7 +282,7 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """(slot, tensor) of every tensor of a value; a nested one is its components, `0.0`, `0.1`: it has no shape of its own."""
+    """(slot, tensor) of every tensor of a value; a nested one, which has no shape, is its components: `0.0`, `0.1`."""
     if type(value) is torch.Tensor and not value.is_nested:
         yield "0", value
         return

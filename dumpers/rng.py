@@ -59,7 +59,9 @@ class AlignRandom(Tap):
             dtype = dtype or torch.get_default_dtype()
         elif dtype is not None:
             kwargs["dtype"] = dtype
-        drawn = call.func(*args, generator=self._generator, **{name: _host(v) for name, v in kwargs.items()})
+        drawn: torch.Tensor = call.func(
+            *args, generator=self._generator, **{name: _host(v) for name, v in kwargs.items()}
+        )
         if device is None:
             device = next((a.device for a in call.args if isinstance(a, torch.Tensor)), torch.get_default_device())
         if call.op == "rand":
@@ -75,7 +77,7 @@ class AlignRandom(Tap):
         device = call.kwargs.get("device") or source.device
         shape = tuple(source.shape)
         if call.op == "randint_like":
-            bounds = [a for a in call.args[1:]] or [call.kwargs[n] for n in ("low", "high") if n in call.kwargs]
+            bounds = list(call.args[1:]) or [call.kwargs[n] for n in ("low", "high") if n in call.kwargs]
             low, high = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
             return self._deliver(torch.randint(low, high, shape, generator=self._generator), device, dtype)
         if call.op == "rand_like":
@@ -119,7 +121,7 @@ class AlignRandom(Tap):
         return source.mul_(mask).mul_(scale) if arguments.get("inplace", False) else source * mask * scale
 
     def _below_one(self, drawn: torch.Tensor) -> torch.Tensor:
-        """Uniform draws that stay below 1 when they are rounded, as those of torch do: models take logarithms of 1 - u."""
+        """Uniform draws that stay below 1 when rounded, as torch's do: models take logarithms of 1 - u."""
         return drawn.clamp(max=1.0 - torch.finfo(self._rounding).eps / 2)
 
     def _deliver(self, drawn: torch.Tensor, device: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -40,8 +40,8 @@ class TraceSink:
         if not self._degraded:
             return ()
         return (
-            f"{self._degraded} tensors, the largest of {self._largest} bytes, were kept as statistics only to stay within the budget"
-            f" of {self._max_bytes} bytes; {self._left} bytes of it are left",
+            f"{self._degraded} tensors, the largest of {self._largest} bytes, were kept as statistics only"
+            f" to stay within the budget of {self._max_bytes} bytes; {self._left} bytes of it are left",
         )
 
     def submit(self, record: NodeRecord, tensor: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class TraceSink:
         self._writer.close(status)
 
     def _described(self, record: NodeRecord, tensor: torch.Tensor) -> NodeRecord:
-        """The record with statistics, computed here and now: cheaper than a copy. Known content is not described again."""
+        """The record with statistics, computed now: cheaper than a copy. Known content is not described again."""
         raw = to_raw(tensor)
         content = digest(raw)
         known = self._known.get(content)
@@ -76,9 +76,21 @@ class TraceSink:
                 self._known.clear()
             known = self._known[content] = describe(raw)
         return NodeRecord(
-            record.key, record.order, record.kind, record.type_name, record.dtype, record.shape, record.device, record.op_class,
-            record.producers, record.storage, known, content, record.site, record.note,
-        )  # fmt: skip
+            record.key,
+            record.order,
+            record.kind,
+            record.type_name,
+            record.dtype,
+            record.shape,
+            record.device,
+            record.op_class,
+            record.producers,
+            record.storage,
+            known,
+            content,
+            record.site,
+            record.note,
+        )
 
     def _within_budget(self, record: NodeRecord) -> NodeRecord:
         nbytes = record.nbytes

@@ -19,7 +19,8 @@ from align.dumpers.wire import Call, CallId, Tap
 
 # These hand back their very input when there is nothing to do, as every cast to float32 does in the reference run.
 _MAY_RETURN_INPUT = frozenset({
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda", "npu", "contiguous", "dropout", "flatten", "ravel",
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda", "npu", "contiguous",
+    "dropout", "flatten", "ravel",
 })  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from align.dumpers.wrapping import Wrapped, wrap
 
 
 class _Pass(Enum):
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - no password
 
 
 PASS: Final = _Pass.PASS
@@ -40,9 +40,15 @@ class Call:
     __slots__ = ("args", "func", "ident", "kwargs", "module", "name", "step")
 
     def __init__(
-        self, ident: CallId, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: OpName | None,
+        self,
+        ident: CallId,
+        step: int,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: OpName | None,
         module: nn.Module | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ident = ident
         self.step = step
         self.func = func
@@ -154,9 +160,14 @@ class Wire:
     """
 
     def __init__(
-        self, roots: Mapping[str, nn.Module], taps: Sequence[Tap], *, sees_calls: bool, sees_outside: bool = True,
+        self,
+        roots: Mapping[str, nn.Module],
+        taps: Sequence[Tap],
+        *,
+        sees_calls: bool,
+        sees_outside: bool = True,
         step_root: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._roots = dict(roots)
         self._sees_outside = sees_outside
         self._step_root = step_root
@@ -189,7 +200,7 @@ class Wire:
         try:
             self._wrap_all()
             if self._mode is not None:
-                self._mode.__enter__()
+                self._mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             self._unwrap_all()
             raise
@@ -200,7 +211,7 @@ class Wire:
     ) -> None:
         try:
             if self._mode is not None:
-                self._mode.__exit__(kind, error, trace)
+                self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         finally:
             self._unwrap_all()
 
@@ -381,11 +392,12 @@ class Wire:
         return torch._C.DisableTorchFunction() if self._mode is not None else _NOTHING
 
     def _mode_for(self, wrapped: Wrapped, depth: int) -> AbstractContextManager[Any]:
-        """No mode inside compiled code, which would be compiled anew with us in it; one also in threads of the user's."""
+        """No mode inside compiled code, which would be compiled anew with us in it; one also in the user's threads."""
         if self._mode is None:
             return _NOTHING
         if wrapped.is_sealed:
-            return _pop_mode_temporarily() if _get_current_function_mode() is self._mode else _NOTHING
+            is_on_top = _get_current_function_mode() is self._mode  # type: ignore[no-untyped-call]
+            return _pop_mode_temporarily() if is_on_top else _NOTHING
         if depth == 1 and threading.get_ident() != self._thread:
             return _Mode(self)
         return _NOTHING
@@ -395,5 +407,5 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def _in_backward() -> bool:
-    """Whether the autograd engine runs: activation checkpointing runs forward again there, which is not another call."""
+    """Whether the autograd engine runs: checkpointing runs forward again there, which is not another call."""
     return torch._C._current_graph_task_id() != -1

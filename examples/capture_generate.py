@@ -18,9 +18,16 @@ def build() -> LlamaForCausalLM:
     """A decoder of two layers."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        eos_token_id=None, bos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+        bos_token_id=1,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).eval()
 
 

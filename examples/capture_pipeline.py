@@ -18,9 +18,16 @@ def build() -> DDPMPipeline:
     """A denoiser of 16 x 16 pictures."""
     torch.manual_seed(0)
     unet = UNet2DModel(
-        sample_size=16, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=8,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"), attention_head_dim=8,
-    )  # fmt: skip
+        sample_size=16,
+        in_channels=3,
+        out_channels=3,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        norm_num_groups=8,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    )
     pipeline = DDPMPipeline(unet.eval(), DDPMScheduler(num_train_timesteps=100))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

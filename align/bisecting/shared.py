@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from align.bisecting.bisection import Question, plan_with
-from align.bisecting.trial import Trials
+from align.bisecting.bisection import Bisection, On
+from align.bisecting.trial import TrialResult
 from align.dumpers.errors import UsageError
 from align.progress import Stage
+
+SUBSETS_A_CHOICE, FEWEST_SUBSETS = 3, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,33 @@ class Bargain:
 
 @dataclass(frozen=True, slots=True)
 class SharedGuilt:
-    """Shares, bargains (cheapest first), the one picked by the user's limits, and why the shares may not hold."""
+    """Shares, bargains (cheapest first), the one picked by the user's limits with the trial that tried it, and why the
+    shares may not hold."""
 
     shares: tuple[ShareRow, ...]
     bargains: tuple[Bargain, ...]
     picked: Bargain | None
+    tried: TrialResult | None
+    subsets: int
     goodness: float
     warnings: tuple[str, ...]
 
 
-def share_out(trials: Trials, question: Question, limits: tuple[float, float], stage: Stage) -> SharedGuilt:
-    """Fit squared drift on random subsets of the suspects; `limits` are (latency loss in seconds, drift).
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the user accepts: seconds lost a run, drift; inf where not told."""
+
+    seconds: float = math.inf
+    drift: float = math.inf
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is something to pick by."""
+        return math.isfinite(self.seconds) or math.isfinite(self.drift)
+
+
+def share_out(bisection: Bisection, limits: Limits, stage: Stage) -> SharedGuilt:
+    """Fit squared drift on random subsets of the suspects, as many as the budget of trials has room for.
 
     Raises UsageError without scikit-learn.
     """
@@ -53,27 +72,32 @@ def share_out(trials: Trials, question: Question, limits: tuple[float, float], s
         from align.compare.attribution_pareto import pareto
     except ImportError as exc:
         raise UsageError("sharing out drift needs scikit-learn", "pip install 'npu-align[attribution]'") from exc
-    choices = [str(choice) for choice in question.suspects]
-    subsets = plan_subsets(choices, max(24, 3 * len(choices)), 0)
-    errors, seconds = [], []
-    for done, on in enumerate(subsets):
-        result = trials.run(plan_with(question, on))
-        errors.append(result.drift**2)
-        seconds.append(result.seconds)
-        stage.reach(done + 1)
-    fitted = fit_shares(subsets, errors, choices)
-    costs = _costs(subsets, seconds, choices)
-    points = pareto(fitted, costs)
-    bargains = tuple(Bargain(tuple(sorted(point.off)), point.drift, point.latency_loss) for point in points)
+    choices = [str(choice) for choice in bisection.question.suspects]
+    count = min(max(FEWEST_SUBSETS, SUBSETS_A_CHOICE * len(choices)), max(FEWEST_SUBSETS, bisection.options.max_trials))
+    subsets = plan_subsets(choices, count, 0)
+    results = _run(bisection, subsets, stage)
+    fitted = fit_shares(subsets, [result.drift**2 for result in results], choices)
+    costs = _costs(subsets, [result.seconds for result in results], choices)
+    bargains = tuple(Bargain(tuple(sorted(point.off)), point.drift, point.latency_loss) for point in pareto(fitted, costs))
     total = sum(share.squared_error for share in fitted.shares) or math.nan
     rows = tuple(
-        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice])
-        for share in fitted.shares
+        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice]) for share in fitted.shares
     )
-    return SharedGuilt(rows, bargains, _pick(bargains, limits), fitted.goodness, fitted.warnings)
+    picked = pick(bargains, limits)
+    tried = bisection.result(frozenset(choices) - set(picked.off)) if picked is not None else None
+    return SharedGuilt(rows, bargains, picked, tried, len(subsets), fitted.goodness, fitted.warnings)
 
 
-def _costs(subsets: list[frozenset[str]], seconds: list[float], choices: list[str]) -> dict[str, float]:
+def _run(bisection: Bisection, subsets: Sequence[On], stage: Stage) -> list[TrialResult]:
+    results: list[TrialResult] = []
+    width = bisection.workers.width
+    for start in range(0, len(subsets), width):
+        results.extend(bisection.run_all(subsets[start : start + width]))
+        stage.reach(len(results))
+    return results
+
+
+def _costs(subsets: Sequence[On], seconds: Sequence[float], choices: Sequence[str]) -> dict[str, float]:
     """Seconds that switching each choice off costs: difference of medians of the trials without and with it."""
     costs = {}
     for choice in choices:
@@ -83,11 +107,9 @@ def _costs(subsets: list[frozenset[str]], seconds: list[float], choices: list[st
     return costs
 
 
-def _pick(bargains: tuple[Bargain, ...], limits: tuple[float, float]) -> Bargain | None:
-    seconds, drift = limits
-    if math.isinf(seconds) and math.isinf(drift):
+def pick(bargains: Sequence[Bargain], limits: Limits) -> Bargain | None:
+    """The least drift for the seconds accepted; with a limit on drift, the cheapest that keeps it. None fits: None."""
+    fitting = [bargain for bargain in bargains if bargain.seconds_lost <= limits.seconds and bargain.drift <= limits.drift]
+    if not fitting or not limits.is_given:
         return None
-    fitting = [bargain for bargain in bargains if bargain.seconds_lost <= seconds and bargain.drift <= drift]
-    if not fitting:
-        return None
-    return min(fitting, key=lambda bargain: bargain.drift if math.isinf(drift) else bargain.seconds_lost)
+    return min(fitting, key=lambda bargain: bargain.drift if math.isinf(limits.drift) else bargain.seconds_lost)

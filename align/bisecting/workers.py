@@ -7,21 +7,21 @@ start. Time is counted from the moment a worker is ready, so building a model ne
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Protocol
 
 import torch
 
 from align.bisecting.trial import Criterion, Ends, TrialResult, Trials, unknown
+from align.devices.base import process_environment
 from align.dumpers.choice import Plan
+from align.isolated import OwnProcess
 from align.plan import flags_of
 from align.session import Session
 from align.settings import RunSettings
@@ -131,7 +131,7 @@ class Processes:
         """A new child, on the first device that no other child has."""
         taken = {child.slot for child in (*self._idle, *self._busy)}
         slot = next(slot for slot in range(self.width) if slot not in taken)
-        variables = _environment_of(plan) if self._options.isolate else {}
+        variables = process_environment(flags_of(plan)) if self._options.isolate else {}
         return _Child(self._told, variables | _visible_device(self._told.settings.device, slot), slot)
 
     def _news(self) -> list[tuple[_Child, TrialResult]]:
@@ -144,31 +144,28 @@ class Processes:
 
     def _keep(self, child: _Child) -> None:
         if self._options.isolate or not child.is_alive:
-            child.end()
+            child.close()
         else:
             self._idle.append(child)
 
     def close(self) -> None:
         """End the processes."""
         for child in (*self._idle, *self._busy):
-            child.end()
+            child.close()
         self._idle, self._busy = [], []
 
 
 _FOREVER = 1e9
 
 
-class _Child:
+class _Child(OwnProcess):
     """A worker process: getting ready, at a plan, or idle."""
 
-    def __init__(self, told: Told, environment: dict[str, str], slot: int) -> None:
+    def __init__(self, told: Told, variables: dict[str, str], slot: int) -> None:
+        super().__init__(variables)
         self.slot = slot
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, told), daemon=True)
-        with _environment(environment):
-            self._process.start()
-        theirs.close()
+        self.pipe = self._pipe
+        self.pipe.send((f"{__name__}:get_ready", (told,)))
         self.index, self._plan = -1, Plan("", "", "")
         self._timeout, self._deadline = 0.0, float("inf")
         self._is_ready, self.is_alive = False, True
@@ -179,7 +176,7 @@ class _Child:
             self._begin()
 
     def _begin(self) -> None:
-        self.pipe.send(self._plan)
+        self.pipe.send((f"{__name__}:try_plan", (self._plan,)))
         self._deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
 
     def seconds_left(self) -> float:
@@ -188,17 +185,16 @@ class _Child:
     def hear(self) -> TrialResult | None:
         """The trial's result; None when the child has only become ready, and begins."""
         try:
-            said = self.pipe.recv()
+            is_good, said = self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join(5)
             self.is_alive = False
-            return unknown(f"the trial's process died (exit code {self._process.exitcode})")
+            return unknown(f"the trial's process died (exit code {self._process.wait()})")
         self._deadline = float("inf")
-        if isinstance(said, TrialResult):
-            return said
-        if said:
+        if not is_good:
             self.is_alive = False
-            return unknown(f"a worker could not start: {said}")
+            return unknown(f"a worker could not start: {said.problem}")
+        if self._is_ready:
+            return said  # type: ignore[no-any-return]
         self._is_ready = True
         self._begin()
         return None
@@ -207,26 +203,19 @@ class _Child:
         self.is_alive = False
         return unknown(f"no result within {self._timeout:g} s")
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
+
+_own: list[Trials] = []
 
 
-def _serve(pipe: Connection, told: Told) -> None:
-    """A child's life: get ready, then answer plans until the parent is gone. Ctrl-C is the parent's affair."""
+def get_ready(told: Told) -> None:
+    """Build and survey the workload, in a child. Ctrl-C is the parent's affair from here on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        trials = told.trials()
-    except Exception as exc:
-        pipe.send(str(exc).partition("\n")[0] or type(exc).__name__)
-        return
-    try:
-        pipe.send("")
-        while True:
-            pipe.send(trials.run(pipe.recv()))
-    except (EOFError, BrokenPipeError):
-        return
+    _own[:] = [told.trials()]
+
+
+def try_plan(plan: Plan) -> TrialResult:
+    """Run a plan, in a child."""
+    return _own[0].run(plan)
 
 
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
@@ -240,22 +229,3 @@ def _visible_device(device: str, slot: int) -> dict[str, str]:
     told = [name for name in os.environ.get(variable, "").split(",") if name]
     names = told or [str(number) for number in range(max(1, getattr(torch, device).device_count()))]
     return {variable: names[slot % len(names)]}
-
-
-def _environment_of(plan: Plan) -> dict[str, str]:
-    """Environment variables that a plan's flags of process start stand for: `flag:npu.env.NAME=value`."""
-    return {name.partition(".env.")[2]: value for name, value in flags_of(plan).items() if ".env." in name}
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

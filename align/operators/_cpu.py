@@ -6,7 +6,6 @@ folder. Nothing here is differentiable. An input that does not lie as a loop wan
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ def rms_norm(
 ) -> Tensor:
     """The RMS norm of the last axis, times the gain, rounded once to the dtype that the unfused form returns."""
     x, width = _forward_only(x, weight).contiguous(), x.shape[-1]
-    out = torch.empty(x.shape, dtype=dtype or _norm_dtype(x.dtype, weight, plus_one))
+    out = _empty(x, dtype or _norm_dtype(x.dtype, weight, plus_one))
     gain, offset = _gain(x, weight, plus_one)
     _share(
         "rms_norm", _ratio(x.numel(), width), x.numel(),
@@ -51,10 +50,10 @@ def add_rms_norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """As `rms_norm` of x1 + x2; the sum is not rounded."""
-    kind = torch.promote_types(x1.dtype, x2.dtype)
-    x1, x2 = _forward_only(x1, weight).to(kind).contiguous(), _forward_only(x2).to(kind).contiguous()
+    kind = _joint(x1.dtype, x2.dtype)
+    x1, x2 = _as(_forward_only(x1, weight), kind).contiguous(), _as(_forward_only(x2), kind).contiguous()
     width = x1.shape[-1]
-    out = torch.empty(x1.shape, dtype=dtype or _norm_dtype(kind, weight, plus_one))
+    out = _empty(x1, dtype or _norm_dtype(kind, weight, plus_one))
     gain, offset = _gain(x1, weight, plus_one)
     _share(
         "add_rms_norm", _ratio(x1.numel(), width), x1.numel(),
@@ -65,7 +64,7 @@ def add_rms_norm(
 
 
 def _norm_dtype(kind: torch.dtype, weight: Tensor | None, plus_one: bool) -> torch.dtype:
-    return kind if weight is None or plus_one else torch.promote_types(kind, weight.dtype)
+    return kind if weight is None or plus_one else _joint(kind, weight.dtype)
 
 
 _NOTHING, _WHOLE = np.float32(0.0), np.float32(1.0)
@@ -88,7 +87,7 @@ def group_norm_silu(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor 
     if groups < 1 or whole % groups:
         raise RuntimeError(f"{whole} channels cannot be cut into {groups} groups")
     gains = x.new_ones(whole) if weight is None else weight
-    biases = gains.new_zeros(whole) if bias is None else bias.to(gains.dtype)
+    biases = gains.new_zeros(whole) if bias is None else _as(bias, gains.dtype)
     gains, biases = gains.contiguous(), biases.contiguous()
     _share(
         "group_norm_silu_rows" if is_last else "group_norm_silu", samples * groups, x.numel(),
@@ -100,13 +99,12 @@ def group_norm_silu(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor 
 
 def gated(loop: str, gate: Tensor, up: Tensor) -> Tensor:
     """act(gate) * up in one pass, rounded once; `loop` names the activation's loop."""
-    kind = torch.promote_types(gate.dtype, up.dtype)
-    gate, up = _forward_only(gate).to(kind), _forward_only(up).to(kind)
-    width = gate.shape[-1] if gate.dim() else 1
-    out = torch.empty(gate.shape, dtype=kind)
+    kind = _joint(gate.dtype, up.dtype)
+    gate, up = _as(_forward_only(gate), kind), _as(_forward_only(up), kind)
+    width, count = gate.shape[-1] if gate.dim() else 1, gate.numel()
+    out = _empty(gate, kind)
     gate, gate_stride = _rows(gate, width)
     up, up_stride = _rows(up, width)
-    count = out.numel()
     if gate_stride == up_stride == width and count < _SHARED:
         width = gate_stride = up_stride = count
     _share(
@@ -134,31 +132,43 @@ def _rows(x: Tensor, width: int) -> tuple[Tensor, int]:
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """x * cos + rotate_half(x) * sin in one pass, rounded once; the result lies in memory as x does."""
-    angles = torch.promote_types(cos.dtype, sin.dtype)
-    x, cos, sin = _forward_only(x), _forward_only(cos).to(angles), _forward_only(sin).to(angles)
-    shape = x.shape
-    x4, cos4, sin4 = _four(x), _four(cos, x), _four(sin, x)
-    out = torch.empty_like(x4, dtype=torch.promote_types(x.dtype, angles))
-    if out.stride(-1) != 1:
-        out = torch.empty(x4.shape, dtype=out.dtype)
-    _, middle, inner, width = x4.shape
+    kind = _joint(cos.dtype, sin.dtype)
+    cos, sin, x = _dense(_as(_forward_only(cos), kind)), _dense(_as(_forward_only(sin), kind)), _dense(_forward_only(x))
+    if x.dim() > 4:
+        first = x.dim() - 3
+        flat = rotary(x.flatten(0, first - 1), *(angle.expand(x.shape).flatten(0, first - 1) for angle in (cos, sin)))
+        return flat.unflatten(0, x.shape[:first])
+    out = torch.empty_like(x, dtype=_joint(x.dtype, kind))
+    shape = (*_ONES[: 4 - x.dim()], *x.shape)
     _share(
-        "rotary", _ratio(x.numel(), width), x.numel(),
-        x4.data_ptr(), _TAGS[x4.dtype], cos4.data_ptr(), sin4.data_ptr(), _TAGS[angles],
-        out.data_ptr(), _TAGS[out.dtype], (middle, inner, width // 2),
-        x4.stride()[:3], cos4.stride()[:3], sin4.stride()[:3], out.stride()[:3],
+        "rotary", _ratio(x.numel(), shape[3]), x.numel(),
+        x.data_ptr(), _TAGS[x.dtype], cos.data_ptr(), sin.data_ptr(), _TAGS[kind], out.data_ptr(), _TAGS[out.dtype],
+        (shape[1], shape[2], shape[3] // 2),
+        _outer_strides(x, shape), _outer_strides(cos, shape), _outer_strides(sin, shape), _outer_strides(out, shape),
     )  # fmt: skip
-    return out if out.shape == shape else out.view(shape)
+    return out
 
 
-def _four(value: Tensor, like: Tensor | None = None) -> Tensor:
-    """The tensor, broadcast to another's shape, with four axes of which the last is dense."""
-    value = value if like is None else value.expand(like.shape)
-    if value.dim() < 4:
-        value = value[(None,) * (4 - value.dim())]
-    elif value.dim() > 4:
-        value = value.flatten(0, -4)
-    return value if value.stride(-1) == 1 else value.contiguous()
+def _dense(x: Tensor) -> Tensor:
+    """The tensor with its rows in one piece each, copied if they do not lie so."""
+    return x if x.dim() and x.stride(-1) == 1 else x.contiguous()
+
+
+def _outer_strides(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of the first three of four axes when a tensor is broadcast to a shape."""
+    own, strides = value.shape, value.stride()
+    missing = 4 - len(own)
+    if missing:
+        own, strides = _ONES[:missing] + tuple(own), _ZEROS[:missing] + strides
+    if own == shape:
+        return strides[:3]
+    for axis in range(4):
+        if own[axis] != shape[axis] and (own[axis] != 1 or axis == 3):
+            raise RuntimeError(f"angles of shape {tuple(value.shape)} do not fit rows of shape {shape}")
+    return tuple(0 if own[axis] == 1 else strides[axis] for axis in (0, 1, 2))
+
+
+_ONES, _ZEROS = (1, 1, 1), (0, 0, 0)
 
 
 def refusal(kernel: Callable[..., Any], unfused: Callable[..., Any], example: Callable[..., Any]) -> Callable[..., str]:
@@ -213,6 +223,19 @@ def _call(loop: Callable[..., None], first: int, last: int, arguments: tuple[Any
 def _pool(process: int, workers: int) -> ThreadPoolExecutor:
     """Threads of this process: a forked one has none of its parent's."""
     return ThreadPoolExecutor(workers, thread_name_prefix="align-loops")
+
+
+def _joint(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    return one if one == other else torch.promote_types(one, other)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor of that shape; `empty_like` takes half the time of `empty`."""
+    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _ratio(count: int, size: int) -> int:

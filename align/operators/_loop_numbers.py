@@ -1,8 +1,8 @@
 """What the compiled loops read, write and compute with: tensors at addresses, 16-bit floats by their bits, exp and Phi.
 
 A tensor comes as an address and a tag, a number whose type tells the tensor's: float32 as itself, uint16 for bfloat16,
-int16 for float16 (numba has neither type on a processor). Values are widened exactly, worked with in float32 and rounded
-once, to nearest even, by integer steps; NaN stays NaN. Everything here turns into vector instructions, which calls of
+int16 for float16 (numba has neither type on a processor). Values are widened exactly, worked with in float32 and
+rounded once, to nearest even, by integer steps; NaN stays NaN. Everything here turns into vector instructions, which calls of
 the C library's expf and erff would prevent (numba has no vector library of its own).
 """
 
@@ -62,13 +62,23 @@ def _of_kind(kind: Any, *forms: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @njit(**PLAIN)
+def _bits(value: Any) -> Any:
+    return np.float32(value).view(np.uint32)
+
+
+@njit(**PLAIN)
+def _float(bits: Any) -> Any:
+    return np.uint32(bits).view(np.float32)
+
+
+@njit(**PLAIN)
 def _widen_bfloat16(bits: Any) -> Any:
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+    return _float(np.uint32(bits) << np.uint32(16))
 
 
 @njit(**PLAIN)
 def _round_bfloat16(value: Any) -> Any:
-    bits = np.float32(value).view(np.uint32)
+    bits = _bits(value)
     last = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
     rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + last) >> np.uint32(16))
     quiet = np.uint32(np.uint32(bits >> np.uint32(16)) | np.uint32(0x40))
@@ -82,20 +92,19 @@ def _widen_float16(signed_bits: Any) -> Any:
     size = np.uint32(bits & np.uint32(0x7FFF))
     normal = np.uint32(np.uint32(size << np.uint32(13)) + np.uint32(112 << 23))
     special = np.uint32(np.uint32(size << np.uint32(13)) | np.uint32(0x7F800000))
-    small = np.uint32(np.float32(np.float32(np.int32(size)) * np.float32(2.0**-24)).view(np.uint32))
+    small = _bits(np.float32(np.int32(size)) * np.float32(2.0**-24))
     wide = small if size < np.uint32(0x400) else (normal if size < np.uint32(0x7C00) else special)
-    return np.uint32(wide | np.uint32(np.uint32(bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
+    return _float(wide | np.uint32(np.uint32(bits & np.uint32(0x8000)) << np.uint32(16)))
 
 
 @njit(**PLAIN)
 def _round_float16(value: Any) -> Any:
-    bits = np.float32(value).view(np.uint32)
+    bits = _bits(value)
     size = np.uint32(bits & np.uint32(0x7FFFFFFF))
     last = np.uint32((size >> np.uint32(13)) & np.uint32(1))
     normal = np.uint32(np.uint32(size + np.uint32(0xFFF) + last - np.uint32(112 << 23)) >> np.uint32(13))
     # 0.5 has the last place of float16's subnormals: adding it rounds to them.
-    shifted = np.float32(np.uint32(size).view(np.float32) + np.float32(0.5))
-    small = np.uint32(shifted.view(np.uint32) - np.uint32(0x3F000000))
+    small = np.uint32(_bits(_float(size) + np.float32(0.5)) - np.uint32(0x3F000000))
     large = np.uint32(0x7C00) if size <= np.uint32(0x7F800000) else np.uint32(0x7E00)
     rounded = small if size < np.uint32(113 << 23) else (normal if size < np.uint32(0x477FF000) else large)
     return np.int16(np.uint16(rounded | np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))))
@@ -141,36 +150,33 @@ def _store(values: Any, index: Any, value: Any) -> Callable[..., None]:
 
 # -- functions ---------------------------------------------------------------------------------------------------------
 
-_ONE, _HALF = np.float32(1.0), np.float32(0.5)
-_LOWEST, _HIGHEST = np.float32(-104.0), np.float32(104.0)  # beyond, exp is 0 or infinite in float32
+_ONE, _HALF, _INFINITE = np.float32(1.0), np.float32(0.5), np.float32(np.inf)
+_LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.7)  # beyond, 2^n is no normal float32
+_MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: what is added to it is rounded to a whole number, held in the low bits
 _LOG2_E = np.float32(1.4426950408889634)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693145751953125), np.float32(1.42860682030941723e-6)  # their sum is ln 2; n * HIGH is exact
+_LN2_HIGH = np.float32(0.693145751953125)  # ln 2 in so few bits that n times it is exact
+_LN2_LOW = np.float32(1.42860682030941723e-6)  # the rest of it
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (
     np.float32(c)
-    for c in (1.0, 1.0, 0.49999991059303284, 0.16666419804096222, 0.04166822507977486, 0.008374817669391632, 0.0013836839934810996)
+    for c in (1.0, 1.0, 0.49999991059303284, 0.16666419804096222, 0.04166822507977486, 0.008374817669391632,
+              0.0013836839934810996)
 )  # fmt: skip
 
 
 @njit(**PLAIN)
-def _power_of_two(exponent: Any) -> Any:
-    return np.int32(np.int32(exponent + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
-@njit(**PLAIN)
 def exponential(x: Any) -> Any:
-    """e^x in float32, 0 and infinity where float32 has nothing nearer; relative error below 1.6e-7 between.
+    """e^x in float32, relative error below 1.6e-7; 0 below -87.3, infinity above 88.7 and for NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite); e^r by a polynomial of relative error 2e-9 before rounding
-    (least squares, reweighted towards minimax). NaN gives some number: callers multiply by what was NaN.
+    (least squares, reweighted towards minimax), to whose exponent n is added.
     """
-    x = x if x > _LOWEST else _LOWEST
-    x = x if x < _HIGHEST else _HIGHEST
-    n = np.int32(x * _LOG2_E + (_HALF if x > np.float32(0.0) else -_HALF))
-    whole = np.float32(n)
-    r = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
+    moved = x * _LOG2_E + _MAGIC
+    n = moved - _MAGIC
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     p = _E0 + r * (_E1 + r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * _E6)))))
-    first = np.int32(n >> np.int32(1))
-    return p * _power_of_two(first) * _power_of_two(np.int32(n - first))
+    raised = _float(_bits(p) + np.uint32(_bits(moved) << np.uint32(23)))
+    raised = raised if x > _LOWEST else np.float32(0.0)
+    return raised if x < _HIGHEST else _INFINITE
 
 
 @njit(**PLAIN)
@@ -179,12 +185,12 @@ def silu(x: Any) -> Any:
     return x / (_ONE + exponential(-x))
 
 
-_SPREAD = np.float32(0.3)
+_SPREAD, _ONE_BITS = np.float32(0.3), np.uint32(0x3F800000)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8, _P9, _P10 = (
     np.float32(c)
     for c in (0.1196826845407486, 0.11968205124139786, 0.10893642157316208, 0.08699049800634384, 0.060738835483789444,
-              0.015509785152971745, 0.023564929142594337, -0.03294012323021889, -0.030212607234716415, 0.03880830109119415,
-              -0.010760792531073093)
+              0.015509785152971745, 0.023564929142594337, -0.03294012323021889, -0.030212607234716415,
+              0.03880830109119415, -0.010760792531073093)
 )  # fmt: skip
 
 
@@ -195,12 +201,17 @@ def gelu(x: Any) -> Any:
     Phi(-|x|) = s P(s) e^(-x^2 / 2) with s = 1 / (1 + 0.3 |x|), a polynomial of relative error 3e-8 (least squares,
     reweighted towards minimax): unlike 1 + erf(x / sqrt 2) it keeps its digits where Phi is small.
     """
-    size = x if x > np.float32(0.0) else -x
+    bits = _bits(x)
+    size = _float(bits & np.uint32(0x7FFFFFFF))
     s = _ONE / (_ONE + _SPREAD * size)
     p = _P5 + s * (_P6 + s * (_P7 + s * (_P8 + s * (_P9 + s * _P10))))
     p = _P0 + s * (_P1 + s * (_P2 + s * (_P3 + s * (_P4 + s * p))))
     tail = s * p * exponential(-_HALF * x * x)
-    return x * (tail if x < np.float32(0.0) else _ONE - tail)
+    # tail if x < 0 else 1 - tail: LLVM makes branches of the plain words.
+    is_positive = np.uint32((bits >> np.uint32(31)) - np.uint32(1))
+    start = _float(_ONE_BITS & is_positive)
+    turned = _float(_bits(tail) ^ np.uint32(is_positive & np.uint32(0x80000000)))
+    return x * (start + turned)
 
 
 _TWICE_ROOT = np.float32(1.5957691216057308)  # 2 sqrt(2 / pi)

@@ -106,7 +106,7 @@ def _deviations(x: Array, mean: Any) -> Any:
 
 @njit(**PLAIN)
 def _moments(x: int, x_tag: Any, place: int, size: int) -> tuple[float, float]:
-    """Mean and variance; blocks are merged by Chan's formula (Chan, Golub, LeVeque 1979), so a large mean costs nothing."""
+    """Mean and variance; blocks are merged by Chan's formula (Chan, Golub, LeVeque 1979): a large mean does no harm."""
     done, mean, squares = 0, 0.0, 0.0
     while done < size:
         count = min(_BLOCK, size - done)
@@ -260,7 +260,7 @@ def rotary(
 ) -> None:  # fmt: skip
     """Turn the pairs (x[i], x[i + half]) of every row of a tensor of shape [rows / shape[1], shape[1], 2 half].
 
-    `shape` is (middle, inner, half); a row's place is (row / (middle inner), row / inner % middle, row % inner), times strides.
+    `shape` is (middle, inner, half); a row's indices are row / (middle inner), row / inner % middle and row % inner.
     """
     middle, inner, half = shape
     for row in range(first, last):

@@ -18,7 +18,7 @@ from torch import Tensor
 from align.dumpers.errors import UndecidedError
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
-from align.operators.base import Binding, Kernel, Match, Operator, Take
+from align.operators.base import Binding, ByName, Kernel, Match, Operator, Take
 
 Example = Callable[[str, torch.dtype, int], dict[str, Any]]
 
@@ -73,9 +73,7 @@ def written(
     arguments = arguments_of(unfused)
     known = frozenset(item.name for item in arguments)
 
-    def find(record: CallRecord, graph: CallGraph) -> Match | None:
-        if record.op != op:
-            return None
+    def find(record: CallRecord, graph: CallGraph) -> Match:
         binding: dict[str, Binding] = {
             item.name: Take(record.ident, item.position, item.name.rstrip("_"), item.default) for item in arguments
         }
@@ -92,7 +90,7 @@ def written(
         op_class=op_class,
         summary=f"torch_npu.{op} as called by the model",
         rounding=rounding,
-        finders=(find,),
+        finders=(ByName(op, find),),
         unfused=unfused,
         kernels={"npu": Kernel(run, f"torch_npu.{op}", is_native=True)},
         example=example,

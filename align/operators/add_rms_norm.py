@@ -1,4 +1,4 @@
-"""A residual sum and the RMS normalisation of it. Fused on NPUs only; torch has no such kernel on CPU or CUDA."""
+"""A residual sum and the RMS normalisation of it. torch has no kernel for it; on a CPU we have our own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
-from align.operators import rms_norm
+from align.operators import _cpu, rms_norm
 from align.operators._behind_add import behind_add
 from align.operators._npu_call import drawn, run_npu, written
 from align.operators._npu_norm import inverse_rms, refuses_dtype
@@ -59,6 +59,8 @@ def find(record: CallRecord, graph: CallGraph) -> Match | None:
     return None
 
 
+_EXAMPLE = drawn((2, 5, 64), (2, 5, 64), (64,), names="x1 x2 weight", eps=1e-6, plus_one=False, dtype=None)
+
 ADD_RMS_NORM = Operator(
     name="add_rms_norm",
     op_class=OpClass.SENSITIVE,
@@ -66,8 +68,15 @@ ADD_RMS_NORM = Operator(
     rounding="after the sum, then float32 inside, before and after the gain",
     finders=(find,),
     unfused=unfused,
-    kernels={"npu": Kernel(fused, "npu_add_rms_norm", refuses)},
-    example=drawn((2, 5, 64), (2, 5, 64), (64,), names="x1 x2 weight", eps=1e-6, plus_one=False, dtype=None),
+    kernels={
+        "cpu": Kernel(
+            _cpu.add_rms_norm,
+            "single pass over rows, the sum unrounded, float32 inside, one rounding (numba)",
+            _cpu.refusal(_cpu.add_rms_norm, unfused, _EXAMPLE),
+        ),
+        "npu": Kernel(fused, "npu_add_rms_norm", refuses),
+    },
+    example=_EXAMPLE,
 )
 
 

@@ -106,6 +106,18 @@ Finder = Callable[["CallRecord", CallGraph], "Match | None"]
 
 
 @dataclass(frozen=True, slots=True)
+class ByName:
+    """A finder that need only be asked of calls of one function, by its short name."""
+
+    op: str
+    find: Finder
+
+    def __call__(self, record: CallRecord, graph: CallGraph) -> Match | None:
+        """The match, if the call is of that function."""
+        return self.find(record, graph) if record.op == self.op else None
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """An entry of the catalog. Each finder is asked of every call whether it is the last call of a site.
 

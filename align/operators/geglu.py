@@ -1,4 +1,4 @@
-"""GEGLU: up * gelu(gate), with the halves apart or in one tensor. torch has no fused kernel on CPU or CUDA."""
+"""GEGLU: up * gelu(gate), with the halves apart or in one tensor. torch has no fused kernel; on a CPU we have our own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
+from align.operators import _cpu
 from align.operators._activations import apply
 from align.operators._gated import find_gated, halves
 from align.operators._npu_activation import NPU_GEGLU_KERNEL
 from align.operators._patterns import random_tensor
-from align.operators.base import Match, Operator
+from align.operators.base import Kernel, Match, Operator
 
 
 def unfused(
@@ -22,6 +23,11 @@ def unfused(
     """gate, up [..., d] or packed [..., 2 d] -> [..., d], rounded after GELU (erf, or tanh) and after the product."""
     gate, up = halves(gate, up, packed, gate_first)
     return up * apply(act, gate)
+
+
+def cpu(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "gelu") -> Tensor:
+    """Our own loop, by Phi or by the tanh formula: float32 inside, rounded once."""
+    return _cpu.gated("geglu_tanh" if act == "gelu_tanh" else "geglu", *halves(gate, up, packed, gate_first))
 
 
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
@@ -47,7 +53,10 @@ GEGLU = Operator(
     rounding="after GELU and after the product; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={"npu": NPU_GEGLU_KERNEL},
+    kernels={
+        "cpu": Kernel(cpu, "single pass, float32 inside, one rounding (numba)", _cpu.refusal(cpu, unfused, example)),
+        "npu": NPU_GEGLU_KERNEL,
+    },
     example=example,
     fused_anyway=frozenset({"npu"}),
 )

@@ -1,6 +1,6 @@
 """Group normalisation followed by SiLU, the opening of every residual block of a diffusion network.
 
-torch has no kernel that does both on CPU or CUDA: its group norm is one kernel and SiLU another.
+torch has no kernel that does both: its group norm is one kernel and SiLU another. On a CPU we have our own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
+from align.operators import _cpu
 from align.operators._npu_norm import NPU_GROUP_NORM_SILU_KERNEL
 from align.operators._patterns import argument, close, maker, random_tensor, same_tensor, take
-from align.operators.base import Match, Operator
+from align.operators.base import Kernel, Match, Operator
 
 
 def unfused(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -64,7 +65,14 @@ GROUP_NORM_SILU = Operator(
     rounding="after the norm (float32 inside) and after SiLU; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={"npu": NPU_GROUP_NORM_SILU_KERNEL},
+    kernels={
+        "cpu": Kernel(
+            _cpu.group_norm_silu,
+            "statistics, then one pass over each group, float32 inside, one rounding (numba)",
+            _cpu.refusal(_cpu.group_norm_silu, unfused, example),
+        ),
+        "npu": NPU_GROUP_NORM_SILU_KERNEL,
+    },
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (GROUP_NORM_SILU,)

@@ -14,7 +14,7 @@ from align.dumpers.dtypes import itemsize
 from align.dumpers.errors import UsageError
 from align.dumpers.survey import OUTSIDE, CallGraph, CallRecord, Operand
 from align.dumpers.wire import CallId
-from align.operators.base import Match, Operator
+from align.operators.base import ByName, Finder, Match, Operator
 
 _NOT_OPERATORS = frozenset({"base", "registry"})
 
@@ -58,18 +58,21 @@ def catalog() -> tuple[Operator, ...]:
     return _built_in() + tuple(_registered.values())
 
 
-def find_sites(graph: CallGraph, operators: Iterable[Operator], kind: str = "") -> tuple[Match, ...]:
+def find_sites(
+    graph: CallGraph, operators: Iterable[Operator], kind: str = "", dtype: torch.dtype = torch.float32
+) -> tuple[Match, ...]:
     """Recognise operators in a surveyed run, no call in two sites, in execution order.
 
     A match stands only if its interior values have no reader outside the site, and if it is the same in every step in
-    which any of its calls happens. Where matches overlap, one with a kernel on that kind of device wins ("" prefers
-    none), then the one of more calls, then the earlier.
+    which any of its calls happens. Where matches overlap, one wins whose kernel on that kind of device takes these
+    operands in that dtype ("" prefers none), then the one of more calls, then the earlier.
     """
     candidates: dict[CallId, list[tuple[CallRecord, Match]]] = {}
     for record, match in _closed_matches(graph, tuple(operators)):
         candidates.setdefault(record.ident, []).append((record, match))
     steady = [item for ident, found in candidates.items() for item in _steady(ident, found, graph)]
-    steady.sort(key=lambda item: (kind not in item[1].operator.kernels, -len(item[1].calls), item[0].order))
+    refused = {id(match): bool(why_unfused(match, graph, kind, dtype)) for _, match in steady}
+    steady.sort(key=lambda item: (refused[id(item[1])], -len(item[1].calls), item[0].order))
     claimed: set[CallId] = set()
     chosen: list[tuple[int, Match]] = []
     for record, match in steady:
@@ -80,13 +83,36 @@ def find_sites(graph: CallGraph, operators: Iterable[Operator], kind: str = "") 
     return tuple(match for _, match in sorted(chosen, key=lambda item: item[0]))
 
 
+def why_unfused(match: Match, graph: CallGraph, kind: str, dtype: torch.dtype) -> str:
+    """The reason why a site cannot run fused on that kind of device in that dtype, or ""."""
+    kernel = match.operator.kernels.get(kind)
+    if kernel is None:
+        return f"no fused kernel on {kind}"
+    step = graph.steps_of(match.calls[-1])[0]
+    return kernel.refuses(match.bound(graph, step), dtype)
+
+
+class FinderIndex:
+    """The finders worth asking of calls of a function, in the catalog's order; remembered by its name."""
+
+    def __init__(self, operators: Iterable[Operator]) -> None:
+        self._all = tuple(find for operator in operators for find in operator.finders)
+        self._by_name: dict[str, tuple[Finder, ...]] = {}
+
+    def of(self, op: str) -> tuple[Finder, ...]:
+        """All finders but those that wait for another name."""
+        if op not in self._by_name:
+            self._by_name[op] = tuple(find for find in self._all if not isinstance(find, ByName) or find.op == op)
+        return self._by_name[op]
+
+
 def _closed_matches(graph: CallGraph, operators: Sequence[Operator]) -> Iterator[tuple[CallRecord, Match]]:
+    index = FinderIndex(operators)
     for record in graph:
-        for operator in operators:
-            for find in operator.finders:
-                match = find(record, graph)
-                if match is not None and _is_closed(match, record.step, graph):
-                    yield record, match
+        for find in index.of(record.op):
+            match = find(record, graph)
+            if match is not None and _is_closed(match, record.step, graph):
+                yield record, match
 
 
 def _is_closed(match: Match, step: int, graph: CallGraph) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
+from align.operators import _cpu
 from align.operators._normalised import Source, mean_of_squares, scaled, source_of
 from align.operators._npu_norm import NPU_RMS_NORM_KERNEL
 from align.operators._patterns import (
@@ -170,6 +171,11 @@ RMS_NORM = Operator(
     finders=(find_call, find_written_out),
     unfused=unfused,
     kernels={
+        "cpu": Kernel(
+            _cpu.rms_norm,
+            "single pass over rows, float32 inside, one rounding (numba)",
+            _cpu.refusal(_cpu.rms_norm, unfused, example),
+        ),
         "npu": NPU_RMS_NORM_KERNEL,
         "cuda": Kernel(cuda_kernel, "aten fused RMS norm", refuses_on_cuda, is_native=True),
     },

@@ -1,4 +1,4 @@
-"""Rotary position embedding: x * cos + rotate(x) * sin. torch has no fused kernel on CPU or CUDA.
+"""Rotary position embedding: x * cos + rotate(x) * sin. torch has no fused kernel for it; on a CPU we have our own.
 
 Half style (Llama) turns the pairs (x_i, x_{i + d/2}); interleaved style (GPT-J, Flux) turns (x_{2i}, x_{2i+1}).
 """
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord, Operand
+from align.operators import _cpu
 from align.operators._npu_rotary import NPU_ROTARY_KERNEL
 from align.operators._patterns import argument, close, is_last_axis, maker, random_tensor, same_tensor, take
-from align.operators.base import Binding, Fixed, Match, Operator
+from align.operators.base import Binding, Bound, Fixed, Kernel, Match, Operator
 
 _SIDES = ((0, "input"), (1, "other"))
 
@@ -36,6 +37,14 @@ def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     angle = torch.cat((angle, angle), -1).to(device)
     x = random_tensor((2, 3, 6, 16), device, dtype, seed)
     return {"x": x, "cos": angle.cos().to(dtype), "sin": angle.sin().to(dtype), "interleaved": False}
+
+
+_probed = _cpu.refusal(_cpu.rotary, unfused, example)
+
+
+def refuses_on_cpu(bound: Bound, dtype: torch.dtype) -> str:
+    """The loop turns halves."""
+    return "no loop for interleaved pairs" if bound["interleaved"] else _probed(bound, dtype)
 
 
 def find(record: CallRecord, graph: CallGraph) -> Match | None:
@@ -128,7 +137,10 @@ ROTARY = Operator(
     rounding="after each product and after the sum; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={"npu": NPU_ROTARY_KERNEL},
+    kernels={
+        "cpu": Kernel(_cpu.rotary, "single pass over rows, float32 inside, one rounding (numba)", refuses_on_cpu),
+        "npu": NPU_ROTARY_KERNEL,
+    },
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (ROTARY,)

@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, with the halves apart or in one tensor. torch has no fused kernel on CPU or CUDA."""
+"""SwiGLU: silu(gate) * up, with the halves apart or in one tensor. torch has no fused kernel; on a CPU we have our own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from align.dumpers.model import OpClass
 from align.dumpers.survey import CallGraph, CallRecord
+from align.operators import _cpu
 from align.operators._gated import find_gated, halves
 from align.operators._npu_activation import NPU_SWIGLU_KERNEL
 from align.operators._patterns import random_tensor
-from align.operators.base import Match, Operator
+from align.operators.base import Kernel, Match, Operator
 
 
 def unfused(
@@ -22,6 +23,11 @@ def unfused(
     """gate, up [..., d] or packed [..., 2 d] -> [..., d], rounded after SiLU and after the product."""
     gate, up = halves(gate, up, packed, gate_first)
     return F.silu(gate) * up
+
+
+def cpu(gate: Tensor | None, up: Tensor | None, packed: Tensor | None, gate_first: bool, act: str = "silu") -> Tensor:
+    """Our own loop: float32 inside, rounded once."""
+    return _cpu.gated("swiglu", *halves(gate, up, packed, gate_first))
 
 
 def example(device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
@@ -47,7 +53,10 @@ SWIGLU = Operator(
     rounding="after SiLU and after the product; fused: once",
     finders=(find,),
     unfused=unfused,
-    kernels={"npu": NPU_SWIGLU_KERNEL},
+    kernels={
+        "cpu": Kernel(cpu, "single pass, float32 inside, one rounding (numba)", _cpu.refusal(cpu, unfused, example)),
+        "npu": NPU_SWIGLU_KERNEL,
+    },
     example=example,
 )
 OPERATORS: tuple[Operator, ...] = (SWIGLU,)

@@ -13,7 +13,7 @@ from align.reports.model import Timing
 
 @dataclass(frozen=True, slots=True)
 class CallTime:
-    """One call of a plan: means over the middle clocked rounds. `site` is the fused operator that ran there, or empty."""
+    """One call of a plan: means over the middle rounds. `site` is the fused operator that ran there, or empty."""
 
     step: int
     name: str

@@ -14,6 +14,11 @@ from align.dumpers.naming import map_tensors
 from align.dumpers.wire import Call, Tap
 
 LOW = frozenset({torch.float16, torch.bfloat16})
+_DTYPE_NAMES = ("dtype", "out_dtype", "output_dtype", "dst_dtype", "dst_type", "y_dtype")
+"""Keywords that name the dtype of a result, in torch and in torch_npu, which also takes torch's number of a dtype."""
+_LOW_NUMBERS = frozenset({5, 15})  # c10::ScalarType Half and BFloat16
+_LOW_BY_DEFAULT = {"npu_anti_quant": "dst_dtype"}
+"""Calls whose result is float16 unless a keyword says otherwise."""
 
 
 class WidenReference(Tap):
@@ -36,8 +41,11 @@ class WidenReference(Tap):
                 torch.float32 if isinstance(item, torch.dtype) and item in LOW else item for item in call.args
             )
             self._count(call)
-        if call.kwargs.get("dtype") in LOW:
-            call.kwargs = call.kwargs | {"dtype": torch.float32}
+        low = [name for name in _DTYPE_NAMES if _is_low(call.kwargs.get(name), call.op)]
+        if call.op in _LOW_BY_DEFAULT and call.kwargs.get(_LOW_BY_DEFAULT[call.op]) is None:
+            low.append(_LOW_BY_DEFAULT[call.op])
+        if low:
+            call.kwargs = call.kwargs | dict.fromkeys(low, torch.float32)
             self._count(call)
         if not call.op.endswith("_"):
             args, kwargs = map_tensors((call.args, call.kwargs), _float32)
@@ -51,6 +59,12 @@ class WidenReference(Tap):
     def _count(self, call: Call) -> None:
         name = str(call)
         self.widened[name] = self.widened.get(name, 0) + 1
+
+
+def _is_low(value: Any, op: str) -> bool:
+    if isinstance(value, torch.dtype):
+        return value in LOW
+    return op.startswith("npu_") and isinstance(value, int) and value in _LOW_NUMBERS
 
 
 def _float32(tensor: torch.Tensor) -> torch.Tensor:

@@ -79,6 +79,12 @@ class Substitute(Tap):
         self._stand_ins: dict[Any, Any] = {}
         self.ran: dict[str, int] = {}
 
+    def begin(self) -> None:
+        """Be ready for another run of the same plan."""
+        self.ran = {}
+        for work in self._work.values():
+            work.arguments = {}
+
     def execute(self, call: Call) -> Any:
         work = self._work.get(call.ident)
         if work is None:

@@ -15,13 +15,14 @@ from align.dumpers.naming import map_tensors
 from align.dumpers.survey import CallGraph, CallRecord, Operand
 from align.dumpers.wire import PASS, Call, Tap
 from align.operators.base import Fixed, Match, Operator
+from align.operators.registry import FinderIndex
 
 
 class UnfuseCalls(Tap):
     """Replace calls of fused kernels by the catalog's unfused forms; an unknown `npu_*` call is an error naming it."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
-        self._operators = tuple(operators)
+        self._index = FinderIndex(operators)
         self._nothing = CallGraph()
 
     def execute(self, call: Call) -> Any:
@@ -35,19 +36,17 @@ class UnfuseCalls(Tap):
         if call.name is not None and call.name.qualified.startswith("npu::"):
             raise UndecidedError(
                 f"{call}: {call.op} runs on an NPU only and is not in the catalog",
-                "register an equivalent: see 'Operators of your own' in docs/operators.md",
+                f"give its unfused form, @align.replaces_call({call.op!r}): 'Operators of your own' in docs/operators.md",
             )
         return PASS
 
     def _recognise(self, call: Call) -> Match | None:
-        record: CallRecord | None = None
-        for operator in self._operators:
-            for find in operator.finders:
-                if record is None:
-                    record = _record_of(call)
-                match = find(record, self._nothing)
-                if match is not None and match.is_written_fused and len(match.calls) == 1:
-                    return match
+        record = None
+        for find in self._index.of(call.op):
+            record = record or _record_of(call)
+            match = find(record, self._nothing)
+            if match is not None and match.is_written_fused and len(match.calls) == 1:
+                return match
         return None
 
 

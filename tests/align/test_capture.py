@@ -166,12 +166,17 @@ def test_two_captures_of_one_model_can_be_nested(tmp_path: Path) -> None:
 
 def test_ctrl_c_marks_the_trace_as_interrupted(tmp_path: Path) -> None:
     model = chain()
+
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    model.append(nn.Identity())
+    model[3].forward = interrupted
     with pytest.raises(KeyboardInterrupt), capture(model, tmp_path / "t.h5"):
         model(torch.ones(1, 4))
-        raise KeyboardInterrupt
     with Trace.open(tmp_path / "t.h5") as trace:
         assert trace.status is RunStatus.INTERRUPTED
-        assert len(trace.nodes) == 4
+        assert len(trace.nodes) == 3
 
 
 SIGTERM_SCRIPT = """
@@ -377,8 +382,12 @@ def test_gradients_and_inputs_are_recorded_on_request(tmp_path: Path) -> None:
     with capture(model, tmp_path / "t.h5", include=("2",), inputs=True, grad=True):
         model(torch.ones(1, 4)).sum().backward()
     assert keys_of(tmp_path / "t.h5") == [
-        "2/forward#0:in.0", "2/forward#0:0", "2/forward#0:grad.0", "2/parameter#0:grad.bias", "2/parameter#0:grad.weight",
-    ]  # fmt: skip
+        "2/forward#0:in.0",
+        "2/forward#0:0",
+        "2/forward#0:grad.0",
+        "2/parameter#0:grad.bias",
+        "2/parameter#0:grad.weight",
+    ]
 
 
 def test_when_off_the_model_is_untouched_and_capture_allocates_nothing_for_it(tmp_path: Path) -> None:

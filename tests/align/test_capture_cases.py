@@ -162,8 +162,18 @@ def test_a_module_called_many_times_keeps_every_call_in_order(path: Path) -> Non
 
     dump(Loop(), path, torch.ones(2, 4))
     assert list(nodes(path)) == [
-        "a#0", "act#0", "b#0", "act#1", "cell#0", "act#2", "cell#1", "act#3", "cell#2", "act#4", "#0",
-    ]  # fmt: skip
+        "a#0",
+        "act#0",
+        "b#0",
+        "act#1",
+        "cell#0",
+        "act#2",
+        "cell#1",
+        "act#3",
+        "cell#2",
+        "act#4",
+        "#0",
+    ]
 
 
 def test_children_whose_forward_is_called_directly_are_dumped(path: Path) -> None:
@@ -240,10 +250,15 @@ Pair = namedtuple("Pair", "h c")
 
 def test_tensors_in_any_container_are_found_and_none_numbers_and_texts_are_no_nodes(path: Path) -> None:
     makers: dict[str, Callable[[Any], Any]] = {
-        "dct": lambda x: {"y": x}, "odct": lambda x: OrderedDict(out=x, aux=x), "data": lambda x: Output(x, [x, None]),
-        "named": lambda x: Pair(x, x), "none": lambda x: None, "number": lambda x: 3, "nest": lambda x: (x, [x, {"z": (x,)}]),
+        "dct": lambda x: {"y": x},
+        "odct": lambda x: OrderedDict(out=x, aux=x),
+        "data": lambda x: Output(x, [x, None]),
+        "named": lambda x: Pair(x, x),
+        "none": lambda x: None,
+        "number": lambda x: 3,
+        "nest": lambda x: (x, [x, {"z": (x,)}]),
         "text": lambda x: "ok",
-    }  # fmt: skip
+    }
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -258,9 +273,15 @@ def test_tensors_in_any_container_are_found_and_none_numbers_and_texts_are_no_no
         slots = {name: [r.key.slot for r in trace.nodes if r.key.path == f"m.{name}"] for name in makers}
         root = [record for record in trace.nodes if not record.key.path]
     assert slots == {
-        "dct": ["y"], "odct": ["out", "aux"], "data": ["logits", "aux.0"], "named": ["h", "c"], "none": [], "number": [],
-        "nest": ["0", "1.0", "1.1.z.0"], "text": [],
-    }  # fmt: skip
+        "dct": ["y"],
+        "odct": ["out", "aux"],
+        "data": ["logits", "aux.0"],
+        "named": ["h", "c"],
+        "none": [],
+        "number": [],
+        "nest": ["0", "1.0", "1.1.z.0"],
+        "text": [],
+    }
     assert len(root) == 10
 
 
@@ -309,11 +330,16 @@ def test_an_activation_beyond_two_to_the_twenty_four_elements_is_described(path:
 
 def test_empty_scalar_bool_integer_complex_conjugate_and_expanded_tensors_are_stored_and_described(path: Path) -> None:
     makers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "empty": lambda x: x[:0], "scalar": lambda x: x.sum(), "boolean": lambda x: x > 0, "integer": lambda x: x.argmax(-1),
-        "cplx": lambda x: torch.view_as_complex(x.reshape(-1, 2)), "conj": lambda x: torch.view_as_complex(x.reshape(-1, 2)).conj(),
-        "neg": lambda x: torch.view_as_complex(x.reshape(-1, 2)).conj().imag, "expand": lambda x: x[:1].expand(1000, 8),
+        "empty": lambda x: x[:0],
+        "scalar": lambda x: x.sum(),
+        "boolean": lambda x: x > 0,
+        "integer": lambda x: x.argmax(-1),
+        "cplx": lambda x: torch.view_as_complex(x.reshape(-1, 2)),
+        "conj": lambda x: torch.view_as_complex(x.reshape(-1, 2)).conj(),
+        "neg": lambda x: torch.view_as_complex(x.reshape(-1, 2)).conj().imag,
+        "expand": lambda x: x[:1].expand(1000, 8),
         "u16": lambda x: x.abs().to(torch.uint16),
-    }  # fmt: skip
+    }
     torch.manual_seed(0)
     x = torch.randn(4, 8)
     model = nn.ModuleDict({name: Returns(make) for name, make in makers.items()})

@@ -10,6 +10,8 @@ from align.dumpers.model import NodeKind, NodeRecord
 from align.dumpers.observe import Dataflow, Level, Observe, Selection
 from align.dumpers.wire import Wire
 
+MODULES = Selection(Level.MODULE)
+
 
 class Gradients:
     """A sink that keeps gradients."""
@@ -26,7 +28,7 @@ class Gradients:
         raise AssertionError("a gradient has data")
 
 
-def watched(model: nn.Module, run: Any, selection: Selection = Selection(Level.MODULE)) -> dict[str, list[float]]:
+def watched(model: nn.Module, run: Any, selection: Selection = MODULES) -> dict[str, list[float]]:
     sink = Gradients()
     observe = Observe(sink, selection, dataflow=Dataflow())
     with Wire({"": model}, [observe], sees_calls=selection.sees_calls, step_root="") as wire:

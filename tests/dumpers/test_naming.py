@@ -81,12 +81,21 @@ def test_a_nested_value_is_rebuilt_with_changed_tensors_and_kept_where_none_chan
 @pytest.mark.parametrize(
     ("func", "short"),
     [
-        (torch.Tensor.__add__, "add"), (torch.Tensor.__radd__, "add"), (torch.add, "add"), (torch.Tensor.add_, "add_"),
-        (torch.Tensor.__iadd__, "add_"), (torch.Tensor.__rsub__, "sub"), (torch.Tensor.__matmul__, "matmul"),
-        (torch.Tensor.__truediv__, "div"), (torch.Tensor.__getitem__, "getitem"), (F.linear, "linear"),
-        (F.scaled_dot_product_attention, "scaled_dot_product_attention"), (torch.ops.aten.add.Tensor, "add"), (torch.Tensor.T.__get__, "T"),
+        (torch.Tensor.__add__, "add"),
+        (torch.Tensor.__radd__, "add"),
+        (torch.add, "add"),
+        (torch.Tensor.add_, "add_"),
+        (torch.Tensor.__iadd__, "add_"),
+        (torch.Tensor.__rsub__, "sub"),
+        (torch.Tensor.__matmul__, "matmul"),
+        (torch.Tensor.__truediv__, "div"),
+        (torch.Tensor.__getitem__, "getitem"),
+        (F.linear, "linear"),
+        (F.scaled_dot_product_attention, "scaled_dot_product_attention"),
+        (torch.ops.aten.add.Tensor, "add"),
+        (torch.Tensor.T.__get__, "T"),
     ],
-)  # fmt: skip
+)
 def test_one_operation_has_one_name_however_it_is_spelled(func: Any, short: str) -> None:
     assert op_name(func).short == short
     assert op_name(func).use is CallUse.COMPUTE

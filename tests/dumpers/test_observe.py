@@ -14,6 +14,8 @@ from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Se
 from align.dumpers.placeholder import Placeholder
 from align.dumpers.wire import Wire
 
+ALL = Selection()
+
 
 class ListSink:
     """Keep records, and copies of the tensors at the moment they came."""
@@ -38,7 +40,7 @@ class ListSink:
 
 
 def observed(
-    model: nn.Module, *args: Any, selection: Selection = Selection(), flow: Dataflow | None = None, **kwargs: Any
+    model: nn.Module, *args: Any, selection: Selection = ALL, flow: Dataflow | None = None, **kwargs: Any
 ) -> ListSink:
     sink = ListSink()
     observe = Observe(sink, selection, dataflow=flow or Dataflow())

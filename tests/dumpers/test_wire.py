@@ -309,8 +309,14 @@ def test_a_forward_that_is_a_generator_makes_a_call_of_every_value_it_yields() -
         with pytest.raises(StopIteration):
             next(made)
     assert [name for name in log.done if "linear" not in name] == [
-        "/forward#0", "inner/forward#0", "/yield#0", "/mul#0", "inner/forward#1", "/yield#1", "/mul#1",
-    ]  # fmt: skip
+        "/forward#0",
+        "inner/forward#0",
+        "/yield#0",
+        "/mul#0",
+        "inner/forward#1",
+        "/yield#1",
+        "/mul#1",
+    ]
     assert log.outputs["/yield#0"] is first
 
 

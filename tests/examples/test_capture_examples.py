@@ -50,8 +50,13 @@ def test_every_denoising_step_of_a_diffusers_pipeline_is_a_step(tmp_path: Path) 
         assert trace.status is RunStatus.COMPLETE
         assert {record.key.step for record in trace.nodes} == set(range(4))
         assert {record.key.path for record in trace.nodes} == {
-            "unet", "unet.down_blocks.0", "unet.down_blocks.1", "unet.mid_block", "unet.up_blocks.0", "unet.up_blocks.1",
-        }  # fmt: skip
+            "unet",
+            "unet.down_blocks.0",
+            "unet.down_blocks.1",
+            "unet.mid_block",
+            "unet.up_blocks.0",
+            "unet.up_blocks.1",
+        }
         for record in trace.nodes:
             assert record.storage is Storage.TENSOR
             assert trace.read(record.key).shape == record.shape

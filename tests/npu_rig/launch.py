@@ -51,6 +51,8 @@ def environment(cache: Path, base: Mapping[str, str] = os.environ) -> dict[str, 
         "ASCEND_OPP_PATH": str(runtime / "opp"),
         # Our kernels run when they are called; torch_npu's own copies must not wait in a queue behind them.
         "TASK_QUEUE_ENABLE": "0",
+        # Every trace and report of a run here says so.
+        "ALIGN_NOTE": "simulated NPU of tests/npu_rig: no figure is an NPU's",
         # torch_npu's C++ warnings tell of the chip and CANN, which are simulated.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
