@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,15 @@ _LAZY = ("bisect", "capture", "choice", "fuses_module", "replaces_call", "run")
 __all__ = ["bisect", "capture", "choice", "compare", "fuses_module", "replaces_call", "run"]
 
 
+def _spare_torch_npu() -> None:
+    """Keep `import torch` from loading torch_npu, which fails without CANN; the npu device loads it when asked for."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
 def __getattr__(name: str) -> Any:
+    if name in __all__:
+        _spare_torch_npu()
     if name == "compare":  # a package that can be called: align.compare(candidate, reference)
         return import_module("align.compare")
     if name in _LAZY:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from align.operators.base import Operator
 from align.operators.registry import catalog
 from align.reports.numbers import nbytes
 from align.session import Session
@@ -57,8 +58,14 @@ def catalog_rows(sites: Sequence[SiteRow]) -> tuple[OperatorRow, ...]:
         same = [operator for operator in catalog() if operator.name == name]
         kinds = tuple(kind for kind in DEVICES if any(kind in operator.kernels for operator in same))
         count = sum(site.operator == name for site in sites)
-        rows.append(OperatorRow(name, str(same[0].op_class), same[0].summary, kinds, count))
+        told = main_entry(same)
+        rows.append(OperatorRow(name, str(told.op_class), told.summary, kinds, count))
     return tuple(rows)
+
+
+def main_entry(same: Sequence[Operator]) -> Operator:
+    """Of the entries of one name the one that tells what the operator is: not that of a call of torch_npu."""
+    return next((operator for operator in same if not operator.summary.startswith("torch_npu.")), same[0])
 
 
 def site_rows(target: str, device: str, dtype: str) -> tuple[SiteRow, ...]:

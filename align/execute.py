@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -204,7 +205,7 @@ def _drive(
         if not is_last:
             yielded.append(value)
             wire.next_step()
-    durations = tuple(after - before for before, after in zip(marks, marks[1:], strict=False))
+    durations = tuple(after - before for before, after in pairwise(marks))
     return Outcome(result, tuple(yielded), marks[-1] - started, durations, wire.opaque)
 
 
@@ -247,8 +248,11 @@ def model_failed(name: str, exc: Exception) -> Exception:
 
     if isinstance(exc, AlignError):
         return exc
-    return ModelError(f"{name} raised {type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else ''}",
-                      "run the model without align in the same dtype and on the same device; it should fail alike")  # fmt: skip
+    first = next(iter(str(exc).strip().splitlines()), "")
+    return ModelError(
+        f"{name} raised {type(exc).__name__}: {first}",
+        "run the model without align in the same dtype and on the same device; it should fail alike",
+    )
 
 
 class ModelError(UndecidedError):

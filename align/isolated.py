@@ -30,7 +30,8 @@ class OwnProcess:
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very interpreter, and our own module
                 [sys.executable, "-m", "align.isolated", str(theirs.fileno())],
-                env=_environment(variables), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env=_environment(variables), pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
         self._pipe = Connection(ours.detach())
 
@@ -58,7 +59,9 @@ class OwnProcess:
     def __enter__(self) -> OwnProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

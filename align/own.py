@@ -33,10 +33,11 @@ def replaces_call(op: str, *, op_class: OpClass = OpClass.ORDINARY) -> Callable[
     """
 
     def decorate(unfused: Form) -> Form:
+        name = op.rpartition("::")[2]
+        find = ByName(name, lambda record, graph: _match(record, op, operator))
         operator = Operator(
-            op.rpartition("::")[2], op_class, f"{op}, registered by the user", "as the registered function rounds",
-            (lambda record, graph: _match(record, op, operator),),
-            _by_position(unfused), _native_everywhere(), _no_example,
+            name, op_class, f"{op}, registered by the user", "as the registered function rounds",
+            (find,), _by_position(unfused), _native_kernels(op), _no_example,
         )  # fmt: skip
         register(operator)
         return unfused

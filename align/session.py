@@ -23,7 +23,7 @@ from align.dumpers.errors import UsageError
 from align.dumpers.families import Family, family_of
 from align.dumpers.rng import AlignRandom
 from align.dumpers.survey import CallGraph, Survey
-from align.dumpers.wire import Tap, Wire
+from align.dumpers.wire import CallId, Tap, Wire
 from align.execute import Executor, Outcome, RunOptions
 from align.operators.registry import catalog
 from align.own import module_fusions
@@ -49,7 +49,7 @@ class Session:
     def __init__(self, settings: RunSettings, *, find: Callable[[str], Target] = find_target) -> None:
         self.settings = settings
         self.device: Device = select_device(settings.device)
-        self.dtype: torch.dtype = select_dtype(settings.dtype, self.device)
+        self.dtype: torch.dtype | None = None if settings.dtype == "as-built" else select_dtype(settings.dtype, self.device)
         self.target: Target = find(settings.target)
         self._second: Target | None = find(settings.candidate) if settings.candidate else None
         self._options = RunOptions(settings.seed, settings.steps, settings.weights)
@@ -60,6 +60,7 @@ class Session:
         self.widened: dict[str, int] = {}
         self.computing_paths: tuple[str, ...] = ()
         self.computing_calls: tuple[str, ...] = ()
+        self.depth = 1
         self._asked: tuple[str, ...] = ()
         self.executor = self._executor(frozenset())
 
@@ -81,6 +82,7 @@ class Session:
         self._asked = tuple(sorted(asked))
         self.widened = widen.widened
         self.computing_calls = _computing_calls(survey.graph)
+        self.depth = _depth_of(survey.graph)
         self.computing_paths = tuple(dict.fromkeys(f"{name.partition('/')[0]}/*" for name in self.computing_calls))
         self._substitutes.clear()
         self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
@@ -232,8 +234,7 @@ class Session:
                 workload = self._second.load(self.settings.seed)
             else:
                 workload = self.target.load(self.settings.seed, which)
-            keeps = self.settings.dtype == "as-built"
-            self._executors[which] = Executor(workload, self.device, None if keeps else self.dtype, self._options)
+            self._executors[which] = Executor(workload, self.device, self.dtype, self._options)
         executor = self._executors[which]
         executor.use_inputs(self._inputs)
         return executor
@@ -242,4 +243,17 @@ class Session:
 def _computing_calls(graph: CallGraph) -> tuple[str, ...]:
     """Names (`path/op#call`) of the calls that compute something, in execution order."""
     computing = (call for call in graph if family_of(call.op) is not Family.MOVEMENT)
-    return tuple(dict.fromkeys("{}/{}#{}".format(*call.ident) for call in computing))
+    return tuple(dict.fromkeys(call.name for call in computing))
+
+
+def _depth_of(graph: CallGraph) -> int:
+    """The most computing calls that lie behind one another on the way through one step."""
+    above: dict[tuple[int, CallId], int] = {}
+    deepest = 1
+    for call in graph:
+        depth = above.get((call.step, call.ident), 0) + (family_of(call.op) is not Family.MOVEMENT)
+        deepest = max(deepest, depth)
+        for step, reader in graph.reader_ids(call):
+            if step == call.step:
+                above[step, reader] = max(above.get((step, reader), 0), depth)
+    return deepest

@@ -22,6 +22,7 @@ from align.compare.traces import compare_traces
 from align.devices.base import process_environment
 from align.devices.cpu import Cpu
 from align.dumpers.choice import Plan
+from align.dumpers.errors import UsageError
 from align.dumpers.model import NodeKey, RunStatus, TraceHeader
 from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
 from align.dumpers.sink import TraceSink
@@ -160,7 +161,8 @@ def _run_apart(job: Job, plan: Plan) -> None:
     job.outputs = job.outputs or list(recorded.outputs)
     job.pictures.extend(recorded.pictures)
     job.notes.extend(recorded.notes)
-    job.notes.append(f"{plan.role} ran in a process of its own: {', '.join(f'{n}={v}' for n, v in sorted(late.items()))}")
+    flags = ", ".join(f"{name}={value}" for name, value in sorted(late.items()))
+    job.notes.append(f"{plan.role} ran in a process of its own: {flags}")
     job.ran.update(recorded.ran)
     job.environment = recorded.environment
 

@@ -164,7 +164,11 @@ def show(scores: list[Score]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=20, help="random problems a row")
-    problems = parser.parse_args().problems
+    print_table(parser.parse_args().problems)
+
+
+def print_table(problems: int) -> None:
+    """A row for each kind of problem, a column for each strategy."""
     print("probes: median / worst, solved right\n")
     print("".join(f"{name:<26}" for name in ("problem", *STRATEGIES)).rstrip())
     for shape in SHAPES:

@@ -96,7 +96,7 @@ class AlignRandom(Tap):
     def _from_values(self, call: Call) -> torch.Tensor:
         source: torch.Tensor = call.args[0] if call.args else call.kwargs["input"]
         kwargs = {name: _host(v) for name, v in call.kwargs.items() if name not in {"generator", "input"}}
-        drawn = call.func(
+        drawn: torch.Tensor = call.func(
             source.detach().cpu().float(), *(_host(a) for a in call.args[1:]), generator=self._generator, **kwargs
         )
         self.draws += 1

@@ -207,11 +207,8 @@ def _strip(value: Any, describe: Any) -> Any:
 
 def _apart(call: Call, output: Any) -> Any:
     """The output as a tensor of its own: one object cannot carry two marks, its maker's and the cast's."""
-    source = call.args[0] if call.args else None
-    is_in_place = call.kwargs.get("inplace") is True
-    return (
-        output.view_as(output) if isinstance(output, torch.Tensor) and output is source and not is_in_place else output
-    )
+    is_input = bool(call.args) and output is call.args[0] and call.kwargs.get("inplace") is not True
+    return output.view_as(output) if is_input and isinstance(output, torch.Tensor) else output
 
 
 def is_module_ident(ident: CallId) -> bool:

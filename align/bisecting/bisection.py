@@ -80,11 +80,12 @@ class Bisection:
         return self.results[on][0] if on in self.results else self.run_all([on])[0]
 
     def search(self, ranking: Mapping[Choice, float], fault: Fault) -> Outcome:
-        """Search to the end; after Ctrl-C, what is known so far is the outcome."""
+        """Search to the end; after Ctrl-C, what is known so far is the outcome. What an earlier search ran is known."""
         width = self.workers.width
         rules = Rules(width=width, max_probes=self.options.max_trials, repeats=self.options.repeats, audits=self.options.audits)
         accused = [Suspect(str(choice), _path(choice), ranking.get(choice, 0.0)) for choice in self.question.suspects]
-        search = Search(accused, lambda sets: self._replies(sets, fault), rules=rules)
+        known = {on: Reply(answer_of(results[0], fault), results[0].why) for on, results in self.results.items()}
+        search = Search(accused, lambda sets: self._replies(sets, fault), rules=rules, known=known)
         try:
             return search.run()
         except KeyboardInterrupt:

@@ -8,9 +8,11 @@ nodes, or what the user's metric returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from align.compare.judge import judge
 from align.compare.measures import measure
@@ -20,7 +22,7 @@ from align.dumpers.choice import Plan
 from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import AlignError, TargetError, UndecidedError, UsageError
 from align.dumpers.families import op_class_of
-from align.dumpers.model import NodeKey, NodeKind
+from align.dumpers.model import NodeKey, NodeKind, OpClass
 from align.execute import Outcome, digest_of
 from align.session import Session
 from align.taps.collect import Collect
@@ -112,6 +114,7 @@ class Trials:
         self.criterion = criterion
         self._metric = load_metric(criterion.metric) if criterion.metric else None
         self._reference_result: Any = None
+        self._above: tuple[NodeComparison, ...] = ()
         self.ends = Ends()
 
     # -- the ends ---------------------------------------------------------------------------------------------------
@@ -141,6 +144,7 @@ class Trials:
         collect = Collect(self.criterion.nodes, at_most=self._sample)
         outcome = self.session.survey([collect] if self.criterion.nodes else [], on_value=collect.on_value)
         self._reference_result = outcome.result if self._metric is not None else None
+        self._above = () if self.criterion.nodes else _exact_chain(self.session.depth - 1, str(self.session.executor.low))
         return collect.values
 
     # -- trials -----------------------------------------------------------------------------------------------------
@@ -171,20 +175,24 @@ class Trials:
         if self._metric is not None:
             return self._judged_by_metric(outcome, digest)
         nodes, judgement = self._judgement(collect)
+        verdicts = self._own(judgement)
         drifts = (node.candidate.rel_l2 for node in nodes if node.candidate is not None)
         drift = max((value if not math.isnan(value) else math.inf for value in drifts), default=math.nan)
-        why = judgement.why.partition("; final output:")[0]
-        return TrialResult(judgement.status, drift, outcome.seconds, why, digest)
+        return TrialResult(judgement.status, drift, outcome.seconds, _why(verdicts), digest)
 
     def _judgement(self, collect: Collect) -> tuple[tuple[NodeComparison, ...], Judgement]:
-        nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference))
-        comparison = Comparison(nodes, Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
+        above = self._above
+        nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference, len(above)))
+        comparison = Comparison((*above, *nodes), Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
         return nodes, judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
+
+    def _own(self, judgement: Judgement) -> tuple[Verdict, ...]:
+        return judgement.verdicts[len(self._above) :]
 
     def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
         """Verdicts of a plan's judged nodes in execution order. A run that fails raises."""
         collect, _ = self._collect(plan)
-        return self._judgement(collect)[1].verdicts
+        return self._own(self._judgement(collect)[1])
 
     def _judged_by_metric(self, outcome: Outcome, digest: str) -> TrialResult:
         value, scale = self._value(outcome.result), self.ends.scale
@@ -213,6 +221,33 @@ class Trials:
             return float(self._metric(result, self._reference_result))
         except Exception as exc:
             raise TargetError(f"{self.criterion.metric} raised {type(exc).__name__}: {exc}", "it is called as metric(candidate, reference)") from exc
+
+
+def _exact_chain(length: int, dtype: str) -> tuple[NodeComparison, ...]:
+    """Nodes without error that stand before the results for the calls behind them: limits grow with depth."""
+    one = RawTensor(np.ones(1, np.float32), "float32")
+    perfect, dtype = measure(one, one), dtype.removeprefix("torch.")
+    keys = (NodeKey("", "call", index) for index in range(min(length, DEEPEST)))
+    return tuple(
+        NodeComparison(key, order, NodeKind.CALL, OpClass.ORDINARY, "", dtype, (1,), Pairing.EXACT, perfect, perfect) for order, key in enumerate(keys)
+    )
+
+
+DEEPEST = 64
+"""Depth beyond which no limit grows (`align.compare.judge_rules`)."""
+
+
+def _why(verdicts: Sequence[Verdict]) -> str:
+    """The first fault; without any, what came nearest to its limit."""
+    faults = [verdict for verdict in verdicts if verdict.status.is_fault]
+    several = len(verdicts) > 1
+    if faults:
+        return f"{len(faults)} of {len(verdicts)} nodes at fault, first {faults[0].key.call_name}: {faults[0].why}" if several else faults[0].why
+    told = [verdict for verdict in verdicts if verdict.status is Status.PASS]
+    if len(told) < len(verdicts) or not told:
+        return next((verdict.why for verdict in verdicts if verdict.status is not Status.PASS and verdict.why), "nothing was judged")
+    nearest = max(told, key=lambda verdict: verdict.value / verdict.limit if verdict.limit else 0.0)
+    return f"{len(told)} nodes within their limits; nearest to one: {nearest.why}" if several else nearest.why
 
 
 def load_metric(text: str) -> Metric:

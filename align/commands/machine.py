@@ -25,6 +25,8 @@ def doctor(json: Json = False) -> None:
         write(dumps({"schema_version": 1, "findings": [asdict(finding) for finding in findings]}, indent=1))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
+    for column in ("", "subject", "found", "remedy"):
+        table.add_column(column, overflow="fold")
     for finding in findings:
         table.add_row(
             "ok" if finding.is_good else "!!",

@@ -63,7 +63,7 @@ class Device(abc.ABC):
         """The reason why a dtype cannot be computed in, or ""."""
         return ""
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - a device that works in step with the host has nothing to wait for
         """Wait until all work given to the device is done."""
 
     has_own_clock = False
@@ -77,7 +77,7 @@ class Device(abc.ABC):
         """Seconds from one mark to another; `synchronize` first."""
         return float(end - start)
 
-    def reset_peak_memory(self) -> None:
+    def reset_peak_memory(self) -> None:  # noqa: B027 - there are devices that cannot tell
         """Start measuring the peak anew."""
 
     def peak_memory(self) -> float:
@@ -143,9 +143,7 @@ class Device(abc.ABC):
 
     def float32_flags(self) -> dict[str, str]:
         """The setting in which FP32 means FP32, everything else left alone."""
-        return {
-            flag.name: flag.exact for flag in self.flags().values() if flag.narrows and flag.when is When.ANY_TIME
-        }
+        return {flag.name: flag.exact for flag in self.flags().values() if flag.narrows and flag.when is When.ANY_TIME}
 
     placing_flags: frozenset[str] = frozenset()
     """Flags that decide how a tensor is laid out when it comes to the device: a placed model keeps what held then."""
@@ -159,6 +157,22 @@ def switch(name: str, owner: object, attribute: str, *, exact: bool, narrows: bo
         lambda value: setattr(owner, attribute, value == "on"),
         narrows,
     )  # fmt: skip
+
+
+def autocast(kind: str) -> Flag:
+    """Whether whole runs are under torch.autocast, and in which dtype; regions in the model's own code stay."""
+    usual = torch.get_autocast_dtype(kind)
+
+    def read() -> str:
+        dtype = torch.get_autocast_dtype(kind)
+        return str(dtype).removeprefix("torch.") if torch.is_autocast_enabled(kind) else "off"
+
+    def write(value: str) -> None:
+        torch.set_autocast_enabled(kind, value != "off")
+        torch.set_autocast_dtype(kind, usual if value == "off" else getattr(torch, value))
+        torch.clear_autocast_cache()  # it remembers cast weights by address, and the next run may change them
+
+    return Flag(f"{kind}.autocast", ("off", "bfloat16", "float16"), "off", When.ANY_TIME, read, write)
 
 
 _ENVIRONMENT = ".env."
@@ -186,9 +200,8 @@ def variable(kind: str, name: str, values: tuple[str, ...], usual: str, exact: s
 
 def process_environment(flags: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that a process must start with so that it has these flags; "" is a variable not set."""
-    found = {
+    return {
         name.partition(_ENVIRONMENT)[2]: "" if value == DEFAULT else value
         for name, value in flags.items()
         if _ENVIRONMENT in name
     }
-    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from align.devices.base import DEFAULT, Device, Flag, When, variable
+from align.devices.base import DEFAULT, Device, Flag, When, autocast, variable
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -54,7 +54,7 @@ class Cpu(Device):
             lambda: "on" if torch.backends.mkldnn.enabled else "off",
             lambda value: setattr(torch.backends.mkldnn, "enabled", value == "on"),
         )  # fmt: skip
-        return {flag.name: flag for flag in (precision, onednn, *_variables())}
+        return {flag.name: flag for flag in (autocast("cpu"), precision, onednn, *_variables())}
 
 
 def _variables() -> Iterator[Flag]:

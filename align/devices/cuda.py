@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from align.devices.base import DEFAULT, Device, Flag, switch, variable
+from align.devices.base import DEFAULT, Device, Flag, autocast, switch, variable
 
 
 class Cuda(Device):
@@ -52,6 +52,7 @@ class Cuda(Device):
     def flags(self) -> Mapping[str, Flag]:
         matmul = torch.backends.cuda.matmul
         items = (
+            autocast("cuda"),
             switch("cuda.matmul.allow_tf32", matmul, "allow_tf32", exact=False, narrows=True),
             switch(
                 "cuda.matmul.allow_fp16_reduced_precision_reduction",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ def load_torch_npu() -> Any:
     """Import torch_npu. Raises DeviceError with what is missing."""
     if importlib.util.find_spec("torch_npu") is None:
         raise DeviceError("torch_npu is not installed", "pip install 'npu-align[npu]' on a machine with CANN")
+    # torch_npu's own way of copying a storage, which nobody but its authors can change.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, "torch_npu")
     try:
         return importlib.import_module("torch_npu")
     except Exception as exc:  # without CANN the import fails in many ways: OSError, ImportError, RuntimeError
@@ -43,6 +46,8 @@ class Npu(Device):
 
     @property
     def _npu(self) -> Any:
+        if not hasattr(torch, "npu"):
+            load_torch_npu()
         return torch.npu  # type: ignore[attr-defined]
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from align.devices.base import DEFAULT, Flag, When, switch, variable
+from align.devices.base import DEFAULT, Flag, When, autocast, switch, variable
 from align.dumpers.errors import UsageError
 
 _CUBE = ("keep_dtype", "allow_fp32_down_precision", "use_fp16", "use_hf32", "use_fp32_add")
@@ -33,13 +33,14 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 # Results are most exact at the default of every variable but these; "" is where it makes no difference to them.
 _EXACT = {
-    "CLOSE_MATMUL_K_SHIFT": "1", "ATB_MATMUL_SHUFFLE_K_ENABLE": "0", "TASK_QUEUE_ENABLE": "", "ASCEND_LAUNCH_BLOCKING": "",
-    "TORCH_NPU_FALLBACK_CPU_DISABLE": "", "ACL_OP_INIT_MODE": "",
+    "CLOSE_MATMUL_K_SHIFT": "1", "ATB_MATMUL_SHUFFLE_K_ENABLE": "0", "TASK_QUEUE_ENABLE": "",
+    "ASCEND_LAUNCH_BLOCKING": "", "TORCH_NPU_FALLBACK_CPU_DISABLE": "", "ACL_OP_INIT_MODE": "",
 }  # fmt: skip
 
 
 def npu_flags(npu: Any) -> Iterator[Flag]:
     """Every flag, given `torch.npu`."""
+    yield autocast("npu")
     yield switch("npu.matmul.allow_hf32", npu.matmul, "allow_hf32", exact=False, narrows=True)
     yield switch("npu.conv.allow_hf32", npu.conv, "allow_hf32", exact=False, narrows=True)
     yield _cube_math_type(npu)

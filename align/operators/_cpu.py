@@ -175,12 +175,18 @@ def refusal(kernel: Callable[..., Any], unfused: Callable[..., Any], example: Ca
     """What a kernel of this file is asked before it is used: does it work here, in that dtype and on such operands."""
 
     def refuses(bound: Bound, dtype: torch.dtype) -> str:
+        if dtype not in _TAGS:
+            return f"no loop in {_name(dtype)}"
         for name, value in bound.items():
             if isinstance(value, Operand) and value.dtype not in _TAGS:
-                return f"no loop for {name} in {str(value.dtype).removeprefix('torch.')}"
+                return f"no loop for {name} in {_name(value.dtype)}"
         return probe("cpu", dtype, kernel, unfused, example)
 
     return refuses
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # -- running a loop ----------------------------------------------------------------------------------------------------

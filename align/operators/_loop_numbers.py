@@ -2,8 +2,8 @@
 
 A tensor comes as an address and a tag, a number whose type tells the tensor's: float32 as itself, uint16 for bfloat16,
 int16 for float16 (numba has neither type on a processor). Values are widened exactly, worked with in float32 and
-rounded once, to nearest even, by integer steps; NaN stays NaN. Everything here turns into vector instructions, which calls of
-the C library's expf and erff would prevent (numba has no vector library of its own).
+rounded once, to nearest even, by integer steps; NaN stays NaN. Everything here turns into vector instructions, which
+calls of the C library's expf and erff would prevent (numba has no vector library of its own).
 """
 
 # numba's decorators carry no types.

@@ -22,6 +22,14 @@ _BLOCK = 2048  # elements
 _NONE = np.float32(0.0)
 
 
+@njit(**PLAIN)
+def convert(x: int, x_tag: Any, out: int, out_tag: Any, count: int) -> None:
+    """out = x in another type, as every loop reads and rounds; no kernel needs it alone."""
+    source, target = at(x, 0, count, x_tag), at(out, 0, count, out_tag)
+    for i in range(count):
+        store(target, i, load(source, i))
+
+
 # -- root mean square --------------------------------------------------------------------------------------------------
 
 
@@ -96,12 +104,14 @@ def _sum(x: Array) -> Any:
 
 
 @njit(**SUMS)
-def _deviations(x: Array, mean: Any) -> Any:
-    total = _NONE
+def _deviations(x: Array, middle: Any) -> tuple[Any, Any]:
+    """Sum of x - middle and of its square."""
+    total, squares = _NONE, _NONE
     for i in range(x.size):
-        gap = load(x, i) - mean
-        total += gap * gap
-    return total
+        gap = load(x, i) - middle
+        total += gap
+        squares += gap * gap
+    return total, squares
 
 
 @njit(**PLAIN)
@@ -112,8 +122,10 @@ def _moments(x: int, x_tag: Any, place: int, size: int) -> tuple[float, float]:
         count = min(_BLOCK, size - done)
         part = at(x, place + done, count, x_tag)
         rough = np.float32(_sum(part) / np.float32(count))
-        step = np.float64(rough) - mean
-        squares += np.float64(_deviations(part, rough)) + step * step * (np.float64(done) * count / (done + count))
+        gaps, inside = _deviations(part, rough)
+        rest = np.float64(gaps) / count
+        step = np.float64(rough) + rest - mean
+        squares += np.float64(inside) - rest * rest * count + step * step * (np.float64(done) * count / (done + count))
         mean += step * (np.float64(count) / (done + count))
         done += count
     return mean, squares / size
@@ -134,7 +146,9 @@ def group_norm_silu(
             place = group * size + channel * area
             source, target = at(x, place, area, x_tag), at(out, place, area, x_tag)
             which = (group % groups) * channels + channel
-            factor, shift = np.float32(scale * np.float64(load(gains, which))), load(biases, which)
+            gain = scale * np.float64(load(gains, which))
+            rest = (mean - np.float64(middle)) * gain
+            factor, shift = np.float32(gain), np.float32(np.float64(load(biases, which)) - rest)
             for i in range(area):
                 store(target, i, silu((load(source, i) - middle) * factor + shift))
 
@@ -187,9 +201,11 @@ def group_norm_silu_rows(
             mean, variance = _merged(about, sums, squares, span, area)
             scale = 1.0 / np.sqrt(variance + eps)
             for i in span:
-                factor[i] = np.float32(scale * np.float64(load(gains, start * channels + i)))
+                product = scale * np.float64(load(gains, start * channels + i))
                 about[i] = np.float32(mean)
-                shift[i] = load(biases, start * channels + i)
+                factor[i] = np.float32(product)
+                rest = (mean - np.float64(about[i])) * product
+                shift[i] = np.float32(np.float64(load(biases, start * channels + i)) - rest)
         for row in range(area):
             source, target = at(x, place + row * whole, width, x_tag), at(out, place + row * whole, width, x_tag)
             for i in range(width):
@@ -229,12 +245,17 @@ def swiglu(
 def geglu(
     first: int, last: int, gate: int, up: int, tag: Any, out: int, width: int, gate_stride: int, up_stride: int
 ) -> None:
-    """out[row] = gelu(gate[row]) * up[row], by Phi."""
+    """out[row] = gelu(gate[row]) * up[row], by Phi; rounded in a loop of its own: one for both lacks registers."""
+    wide = np.empty(_BLOCK, np.float32)
     for row in range(first, last):
-        gates, ups = at(gate, row * gate_stride, width, tag), at(up, row * up_stride, width, tag)
-        target = at(out, row * width, width, tag)
-        for i in range(width):
-            store(target, i, gelu(load(gates, i)) * load(ups, i))
+        for start in range(0, width, _BLOCK):
+            count = min(_BLOCK, width - start)
+            gates, ups = at(gate, row * gate_stride + start, count, tag), at(up, row * up_stride + start, count, tag)
+            target = at(out, row * width + start, count, tag)
+            for i in range(count):
+                wide[i] = gelu(load(gates, i)) * load(ups, i)
+            for i in range(count):
+                store(target, i, wide[i])
 
 
 @njit(**PLAIN)

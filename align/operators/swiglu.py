@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, with the halves apart or in one tensor. torch has no fused kernel; on a CPU we have our own."""
+"""SwiGLU: silu(gate) * up, with the halves apart or in one tensor. torch has no fused kernel; a CPU runs our own."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from align.dumpers.naming import map_tensors, walk_tensors
 from align.dumpers.placeholder import Placeholder, PlaceholderReadError
 from align.dumpers.wire import PASS, Call, CallId, Tap
 from align.operators.base import Fixed, Kernel, Match, Take
+from align.taps.autocast import as_autocast
 
 
 class Form(Enum):
@@ -56,8 +57,9 @@ class _Work:
         fixed = {name: item.value for name, item in match.binding.items() if isinstance(item, Fixed)}
         arguments = fixed | self.arguments
         self.arguments = {}
-        run = kernel.run if kernel is not None else match.operator.unfused
-        return arguments, run(**arguments)
+        if kernel is None:
+            return arguments, match.operator.unfused(**arguments)
+        return arguments, kernel.run(**as_autocast(match.operator.name, arguments))
 
 
 class Substitute(Tap):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def differing_paths(candidate: nn.Module, baseline: nn.Module, path: str = "") -
 
 
 def _is_alike(candidate: nn.Module, baseline: nn.Module) -> bool:
-    if type(candidate) is not type(baseline):
+    if not _is_same_class(type(candidate), type(baseline)):
         return False
     ours, theirs = _own(candidate), _own(baseline)
     return ours.keys() == theirs.keys() and all(_is_equal(ours[name], theirs[name]) for name in ours)
@@ -53,11 +54,31 @@ def _own(module: nn.Module) -> dict[str, Any]:
 def _is_equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         return ours.shape == theirs.shape and ours.dtype == theirs.dtype and _same_bits(ours, theirs)
-    if type(ours) is not type(theirs):
+    if isinstance(ours, FunctionType) and isinstance(theirs, FunctionType):
+        return _code(ours) == _code(theirs)
+    if not _is_same_class(type(ours), type(theirs)):
         return False
-    if isinstance(ours, (bool, int, float, str, tuple, frozenset, torch.dtype, type(None))) or callable(ours):
-        return bool(ours == theirs) or isinstance(ours, nn.Module)
+    if isinstance(ours, (bool, int, float, str, tuple, frozenset, torch.dtype, type(None))):
+        return bool(ours == theirs)
     return True  # configurations and the like: equal objects need not say so
+
+
+def _is_same_class(ours: type, theirs: type) -> bool:
+    """The same class, or the same code under the same name: the file of both variants is imported once for each."""
+    if ours is theirs:
+        return True
+    return ours.__qualname__ == theirs.__qualname__ and _methods(ours) == _methods(theirs)
+
+
+def _methods(kind: type) -> dict[str, Any]:
+    own = (base for base in kind.__mro__ if base not in nn.Module.__mro__)
+    return {f"{base.__qualname__}.{name}": _code(item) for base in own for name, item in vars(base).items() if isinstance(item, FunctionType)}
+
+
+def _code(function: FunctionType) -> tuple[Any, ...]:
+    code = function.__code__
+    plain = tuple(constant for constant in code.co_consts if not isinstance(constant, CodeType))
+    return code.co_code, code.co_names, plain
 
 
 def _same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ class UnfuseCalls(Tap):
         if call.name is not None and call.name.qualified.startswith("npu::"):
             raise UndecidedError(
                 f"{call}: {call.op} runs on an NPU only and is not in the catalog",
-                f"give its unfused form, @align.replaces_call({call.op!r}): 'Operators of your own' in docs/operators.md",
+                f"register its unfused form with @align.replaces_call({call.op!r}); how: end of docs/operators.md",
             )
         return PASS
 

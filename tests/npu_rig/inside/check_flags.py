@@ -42,7 +42,7 @@ def test_a_late_flag_is_an_error_unless_it_is_in_force(name: str) -> None:
 
 def test_variables_become_the_environment_of_a_process() -> None:
     flags = {"npu.env.INF_NAN_MODE_ENABLE": "0", "npu.env.ACL_OP_INIT_MODE": "default", "npu.conv.allow_hf32": "on"}
-    assert process_environment(flags) == {"INF_NAN_MODE_ENABLE": "0"}
+    assert process_environment(flags) == {"INF_NAN_MODE_ENABLE": "0", "ACL_OP_INIT_MODE": ""}
 
 
 def test_an_npu_computes_no_float64() -> None:

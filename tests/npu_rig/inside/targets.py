@@ -69,6 +69,46 @@ class Unknown(nn.Module):
         return result
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in every way a sampler does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + torch.randn_like(x) + torch.rand(x.shape, device=x.device, dtype=x.dtype)
+        return F.dropout(x, 0.5, training=True)
+
+
+class AutocastInside(nn.Module):
+    """A float32 model whose author lowers a part of it."""
+
+    def __init__(self, size: int = 32) -> None:
+        super().__init__()
+        self.norm, self.grow, self.shrink = nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+        self.conv, self.batch = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            y = self.shrink(F.gelu(self.grow(self.norm(x))))
+            z = F.relu(self.batch(self.conv(image)))
+        return y.float() + x, z.float()
+
+
+def noisy() -> Any:
+    """The sampler's draws, and their input."""
+    return Noisy(), (torch.zeros(64, 64),)
+
+
+def autocast_inside() -> Any:
+    """The partly lowered model, and its inputs."""
+    torch.manual_seed(0)
+    return AutocastInside().eval(), (torch.randn(8, 32), torch.randn(2, 4, 8, 8))
+
+
+def convolutions() -> Any:
+    """Two convolutions, and their input."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).eval(), (torch.randn(2, 3, 12, 12),)
+
+
 def own_calls() -> Any:
     """The layer of torch_npu calls, and its input."""
     torch.manual_seed(0)
