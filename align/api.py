@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from align.capture import capture
 from align.choices import choice
 from align.dumpers.errors import UsageError
 from align.own import fuses_module, replaces_call
 from align.progress import Reporter, Silent
+from align.recording import capture
 from align.reports.model import RunReport
 from align.settings import Settings, load_settings
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from align.capture import capture
+from align.recording import capture
 from align.dumpers.statistics import warm_up
 from align.dumpers.store import Trace
 from align.dumpers.wire import Wire

@@ -135,9 +135,9 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     kind = _joint(cos.dtype, sin.dtype)
     cos, sin, x = _dense(_as(_forward_only(cos), kind)), _dense(_as(_forward_only(sin), kind)), _dense(_forward_only(x))
     if x.dim() > 4:
-        first = x.dim() - 3
-        flat = rotary(x.flatten(0, first - 1), *(angle.expand(x.shape).flatten(0, first - 1) for angle in (cos, sin)))
-        return flat.unflatten(0, x.shape[:first])
+        last = x.dim() - 4
+        flat = (x.flatten(0, last), cos.expand(x.shape).flatten(0, last), sin.expand(x.shape).flatten(0, last))
+        return rotary(*flat).view(x.shape)
     out = torch.empty_like(x, dtype=_joint(x.dtype, kind))
     shape = (*_ONES[: 4 - x.dim()], *x.shape)
     _share(
@@ -156,7 +156,8 @@ def _dense(x: Tensor) -> Tensor:
 
 def _outer_strides(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of the first three of four axes when a tensor is broadcast to a shape."""
-    own, strides = value.shape, value.stride()
+    own: tuple[int, ...] = value.shape
+    strides = value.stride()
     missing = 4 - len(own)
     if missing:
         own, strides = _ONES[:missing] + tuple(own), _ZEROS[:missing] + strides

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import align
-from align.capture import capture, largest_root, roots_of
 from align.dumpers.errors import TraceBusyError, TraceError, UsageError
 from align.dumpers.model import NodeKey, RunStatus, Storage
 from align.dumpers.store import Trace
 from align.dumpers.writer import BackgroundWriter
+from align.recording import capture, largest_root, roots_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from align.capture import capture
 from align.compare.measures import measure
 from align.dumpers.dtypes import widen
 from align.dumpers.model import NodeKey, NodeRecord, RunStatus, Statistics, Storage
 from align.dumpers.store import Trace
+from align.recording import capture
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import align
-from align.capture import capture
 from align.dumpers.model import RunStatus
 from align.dumpers.store import Trace
+from align.recording import capture
 
 
 def model() -> nn.Sequential:

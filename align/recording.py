@@ -11,12 +11,11 @@ import contextlib
 import os
 import platform
 import signal
-import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -304,13 +303,3 @@ def _device_of(roots: Mapping[str, nn.Module]) -> str:
 def _dtype_of(roots: Mapping[str, nn.Module]) -> str:
     floats = (tensor.dtype for root in roots.values() for tensor in root.parameters() if tensor.is_floating_point())
     return str(next(floats, torch.float32)).removeprefix("torch.")
-
-
-class _CallableModule(ModuleType):
-    """`align.capture` as a function: importing this file makes the package's attribute of that name the module."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> capture:
-        return capture(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
