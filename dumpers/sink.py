@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from align.dumpers.model import NodeRecord, RunStatus, Statistics, Storage
-from align.dumpers.statistics import describe, digest
+from align.dumpers.model import NodeRecord, RunStatus, Storage
+from align.dumpers.statistics import Describer
 from align.dumpers.store import TraceWriter
 from align.dumpers.tensors import snapshot, to_raw
 from align.dumpers.writer import BackgroundWriter
 
 QUEUE_BYTES = 512 * 2**20
 _SHARE = 8  # once half a budget is used, a tensor may take an eighth of what is left
-_REMEMBERED = 4096
 
 
 class TraceSink:
@@ -32,7 +31,7 @@ class TraceSink:
         self._left = max_bytes
         self._degraded = 0
         self._largest = 0
-        self._known: dict[str, Statistics] = {}
+        self._describe = Describer()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -69,12 +68,7 @@ class TraceSink:
     def _described(self, record: NodeRecord, tensor: torch.Tensor) -> NodeRecord:
         """The record with statistics, computed now: cheaper than a copy. Known content is not described again."""
         raw = to_raw(tensor)
-        content = digest(raw)
-        known = self._known.get(content)
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            known = self._known[content] = describe(raw)
+        known, content = self._describe(raw)
         return NodeRecord(
             record.key,
             record.order,

@@ -19,7 +19,7 @@ from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import AlignError, UsageError
 from align.dumpers.model import NodeRecord, RunStatus, Storage
 from align.dumpers.schema import sample_positions
-from align.dumpers.statistics import describe, digest, warm_up
+from align.dumpers.statistics import Describer, describe, digest, warm_up
 from align.dumpers.store import TraceWriter, status_after
 from align.dumpers.tensors import Snapshot, snapshot, to_raw
 
@@ -41,6 +41,7 @@ class BackgroundWriter:
         self._commit_seconds = commit_seconds
         self._queue: deque[_Item] = deque()
         self._nbytes = 0  # of waiting items and of the one being stored
+        self._describe = Describer()  # the thread's
         self._is_busy = False
         self._is_closing = False
         self._error: BaseException | None = None
@@ -67,7 +68,8 @@ class BackgroundWriter:
             return
         if keep not in (Storage.TENSOR, Storage.SAMPLE, Storage.STATISTICS):
             raise UsageError(f"cannot keep a tensor as {keep}", "choose tensor, sample or statistics")
-        self._append((replace(record, storage=keep), taken), taken.nbytes)
+        kept = record if record.storage is keep else replace(record, storage=keep)
+        self._append((kept, taken), taken.nbytes)
 
     def submit_statistics(self, record: NodeRecord, tensor: torch.Tensor) -> None:
         """Describe a tensor here and now, without a copy, and hand over the record: the cheaper way on the CPU.
@@ -77,7 +79,9 @@ class BackgroundWriter:
         if tensor.device.type != "cpu":
             self.submit(record, snapshot(tensor), Storage.STATISTICS)
             return
-        self.submit(_described(record, to_raw(tensor), Storage.STATISTICS), None, Storage.STATISTICS)
+        raw = to_raw(tensor)
+        described = replace(record, storage=Storage.STATISTICS, statistics=describe(raw), digest=digest(raw))
+        self.submit(described, None, Storage.STATISTICS)
 
     def drain(self) -> None:
         """Wait until everything handed over is committed. Raises the thread's error, if it had one."""
@@ -173,12 +177,9 @@ class BackgroundWriter:
             self._writer.put(record, None)
             return
         raw = taken.wait()
-        self._writer.put(_described(record, raw, record.storage), _kept(record, raw))
+        statistics, content = self._describe(raw)
+        self._writer.put(replace(record, statistics=statistics, digest=content), _kept(record, raw))
         taken.release()
-
-
-def _described(record: NodeRecord, raw: RawTensor, storage: Storage) -> NodeRecord:
-    return replace(record, storage=storage, statistics=describe(raw), digest=digest(raw))
 
 
 def _kept(record: NodeRecord, raw: RawTensor) -> RawTensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ class Journal:
         return frozenset(result.digest for result in self._left.get(on, ()))
 
     def forget(self) -> None:
-        """Replay nothing: the code has changed since."""
+        """Replay nothing that was written up to now, not even in later runs: the code has changed since."""
         self._left.clear()
+        self._append({"bisect": self._name, "forget": True})
 
     def record(self, on: On, result: TrialResult) -> None:
         """Append a trial."""
@@ -55,24 +57,30 @@ class Journal:
             "bisect": self._name, "on": sorted(on), "status": result.status.value, "drift": _plain(result.drift),
             "seconds": _plain(result.seconds), "why": result.why, "digest": result.digest,
         }  # fmt: skip
+        self._append(entry)
+
+    def _append(self, entry: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def _read(self) -> list[tuple[On, TrialResult]]:
-        if not self._path.is_file():
-            return []
-        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [entry for line in lines if (entry := self._entry(line)) is not None]
+    def _read(self) -> Iterator[tuple[On, TrialResult]]:
+        for entry in self._entries():
+            if entry["status"] != Status.UNKNOWN.value:
+                told = Status(entry["status"]), float(entry["drift"]), float(entry["seconds"]), entry["why"], entry["digest"]
+                yield frozenset(entry["on"]), TrialResult(*told)
 
-    def _entry(self, line: str) -> tuple[On, TrialResult] | None:
-        try:
-            entry: dict[str, Any] = json.loads(line)
-            if entry["bisect"] != self._name or entry["status"] == Status.UNKNOWN.value:
-                return None
-            told = Status(entry["status"]), float(entry["drift"]), float(entry["seconds"]), str(entry["why"]), str(entry["digest"])
-            return frozenset(entry["on"]), TrialResult(*told)
-        except (ValueError, KeyError, TypeError):
-            return None  # the line under way when the process was killed
+    def _entries(self) -> list[dict[str, Any]]:
+        """Whole lines of this bisect, since it was last told to forget."""
+        found: list[dict[str, Any]] = []
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.is_file() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the line under way when the process was killed
+            if entry.get("bisect") == self._name:
+                found = [] if "forget" in entry else [*found, entry]
+        return found
 
 
 def _plain(value: float) -> float | str:
