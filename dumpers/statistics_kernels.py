@@ -52,6 +52,123 @@ def _flat(scalar: Any, *, readonly: bool = True) -> Any:
     return numba.types.Array(scalar, 1, "C", readonly=readonly)
 
 
+# The loops are functions of this module, not closures: numba's cache on disk never finds a closure over other loops again.
+# `codes.dtype.type` casts every intermediate back to the codes' width, or the counters do not vectorise.
+
+
+def _extremes(codes: Any, magnitude: Any, minimum: Any) -> Any:
+    """Lowest and highest order-preserving code, and the smallest magnitude."""
+    code = codes.dtype.type
+    shift = code(codes.itemsize * 8 - 1)
+    low, high, small = magnitude, minimum, magnitude
+    for i in range(codes.size):
+        bits = codes[i]
+        size = code(bits & magnitude)
+        order = code(bits ^ code(code(bits >> shift) & magnitude))
+        low = order if order < low else low
+        high = order if order > high else high
+        small = size if size < small else small
+    return low, high, small
+
+
+def _tally_small(codes: Any, magnitude: Any, tiny: Any) -> Any:
+    """How many are zero, and how many below the smallest normal value."""
+    code = codes.dtype.type
+    none = below = code(0)
+    for i in range(codes.size):
+        size = code(codes[i] & magnitude)
+        none = code(none + (size == code(0)))
+        below = code(below + (size < tiny))
+    return none, below
+
+
+def _above_half(codes: Any, magnitude: Any, half: Any) -> Any:
+    """How many are larger than half the largest value."""
+    code = codes.dtype.type
+    above = code(0)
+    for i in range(codes.size):
+        above = code(above + (code(codes[i] & magnitude) > half))
+    return above
+
+
+def _tally_bad(codes: Any, magnitude: Any, minimum: Any, top: Any) -> Any:
+    """NaN, +Inf and -Inf, and the extremes of the finite ones."""
+    code = codes.dtype.type
+    shift = code(codes.itemsize * 8 - 1)
+    nan = up = infinite = code(0)
+    low, high = magnitude, minimum
+    for i in range(codes.size):
+        bits = codes[i]
+        size = code(bits & magnitude)
+        nan = code(nan + (size > top))
+        infinite = code(infinite + (size == top))
+        up = code(up + (bits == top))
+        order = code(bits ^ code(code(bits >> shift) & magnitude))
+        keep = code(-code(size < top))  # all ones for finite values: a conditional did not vectorise
+        first = code(code(order & keep) | code(magnitude & code(~keep)))
+        last = code(code(order & keep) | code(minimum & code(~keep)))
+        low = first if first < low else low
+        high = last if last > high else high
+    return nan, up, infinite - up, low, high
+
+
+def _total(codes: Any, values: Any, magnitude: Any, top: Any) -> Any:
+    """Sum of the finite values."""
+    code = codes.dtype.type
+    result = 0.0
+    for i in range(values.size):
+        result += np.float64(values[i]) if code(codes[i] & magnitude) < top else 0.0
+    return result
+
+
+def _deviations(codes: Any, values: Any, mean: float, magnitude: Any, top: Any) -> Any:
+    """Sum of squared distances of the finite values from `mean`."""
+    code = codes.dtype.type
+    result = 0.0
+    for i in range(values.size):
+        gap = np.float64(values[i]) - mean if code(codes[i] & magnitude) < top else 0.0
+        result += gap * gap
+    return result
+
+
+_extremes, _tally_small, _above_half, _tally_bad = map(_jit, (_extremes, _tally_small, _above_half, _tally_bad))
+_total, _deviations = _jit(_total, fastmath=_SUMS), _jit(_deviations, fastmath=_SUMS)
+
+
+def _scan(codes: Any, values: Any, half: Any, tiny: Any, magnitude: Any, minimum: Any, top: Any) -> Any:
+    finite = nan = posinf = neginf = zero = subnormal = near = 0
+    lowest, highest = magnitude, minimum
+    mean = squares = 0.0
+    for start in range(0, codes.size, BLOCK):
+        part, floats = codes[start : start + BLOCK], values[start : start + BLOCK]
+        good = part.size
+        low, high, small = _extremes(part, magnitude, minimum)
+        large = max(high, -(low + 1))  # the code of a negative value is -(magnitude + 1)
+        if small < tiny:
+            none, below = _tally_small(part, magnitude, tiny)
+            zero += none
+            subnormal += below - none
+        if large > half:
+            near += _above_half(part, magnitude, half)
+        if large >= top:
+            invalid, up, down, low, high = _tally_bad(part, magnitude, minimum, top)
+            good -= invalid + up + down
+            near -= invalid + up + down
+            nan += invalid
+            posinf += up
+            neginf += down
+        if good == 0:
+            continue
+        lowest, highest = min(lowest, low), max(highest, high)
+        block_mean = _total(part, floats, magnitude, top) / good
+        step = block_mean - mean
+        both = finite + good
+        mean += step * (good / both)
+        squares += _deviations(part, floats, block_mean, magnitude, top) + step * step * (finite * (good / both))
+        finite = both
+    return finite, nan, posinf, neginf, zero, subnormal, near, lowest, highest, mean, squares
+
+
 @cache
 def scan_kernel(width: int) -> Kernel:
     """Compile the scan of IEEE floats of 32 or 64 bits: `(codes, values, half, tiny) -> fields of Scan`.
@@ -59,122 +176,43 @@ def scan_kernel(width: int) -> Kernel:
     `codes` (signed integers) and `values` are two views of the same flat memory; `half` is the code of half the largest
     value and `tiny` that of the smallest normal one, of the tensor's own dtype.
     """
-    extremes, tally_small, tally_bad, above_half = _counting_loops(width)
-    total, deviations = _summing_loops(width)
-    _, magnitude, minimum, top = _constants(width)
-
-    def scan(codes: Any, values: Any, half: Any, tiny: Any) -> Any:
-        finite = nan = posinf = neginf = zero = subnormal = near = 0
-        lowest, highest = magnitude, minimum
-        mean = squares = 0.0
-        for start in range(0, codes.size, BLOCK):
-            part, floats = codes[start : start + BLOCK], values[start : start + BLOCK]
-            good = part.size
-            low, high, small = extremes(part)
-            large = max(high, -(low + 1))  # the code of a negative value is -(magnitude + 1)
-            if small < tiny:
-                none, below = tally_small(part, tiny)
-                zero += none
-                subnormal += below - none
-            if large > half:
-                near += above_half(part, half)
-            if large >= top:
-                invalid, up, down, low, high = tally_bad(part)
-                good -= invalid + up + down
-                near -= invalid + up + down
-                nan += invalid
-                posinf += up
-                neginf += down
-            if good == 0:
-                continue
-            lowest, highest = min(lowest, low), max(highest, high)
-            block_mean = total(part, floats) / good
-            step = block_mean - mean
-            both = finite + good
-            mean += step * (good / both)
-            squares += deviations(part, floats, block_mean) + step * step * (finite * (good / both))
-            finite = both
-        return finite, nan, posinf, neginf, zero, subnormal, near, lowest, highest, mean, squares
-
     integer, real = (numba.int32, numba.float32) if width == 32 else (numba.int64, numba.float64)
-    return _jit(scan, (_flat(integer), _flat(real), integer, integer))
-
-
-def _constants(width: int) -> tuple[Any, Any, Any, Any]:
-    """Return the code type, the mask of the magnitude, the smallest code, and the code of infinity (NaN lies above)."""
+    scan = _jit(_scan, (_flat(integer), _flat(real), *(5 * (integer,))))
     code: Any = np.int32 if width == 32 else np.int64
-    infinity = 0x7F800000 if width == 32 else 0x7FF0000000000000
-    return code, code(2 ** (width - 1) - 1), code(-(2 ** (width - 1))), code(infinity)
+    magnitude, minimum = code(2 ** (width - 1) - 1), code(-(2 ** (width - 1)))
+    infinity = code(0x7F800000 if width == 32 else 0x7FF0000000000000)  # NaN lies above
+    return lambda codes, values, half, tiny: scan(codes, values, half, tiny, magnitude, minimum, infinity)
 
 
-def _counting_loops(width: int) -> tuple[Kernel, Kernel, Kernel, Kernel]:
-    """Return the loops over one block that look at codes; counters have the codes' width, or they do not vectorise."""
-    code, magnitude, minimum, top = _constants(width)
-    shift, nought = code(width - 1), code(0)
-
-    def extremes(codes: Any) -> Any:
-        low, high, small = magnitude, minimum, magnitude
-        for i in range(codes.size):
-            bits = codes[i]
-            size = code(bits & magnitude)
-            order = code(bits ^ code(code(bits >> shift) & magnitude))
-            low = order if order < low else low
-            high = order if order > high else high
-            small = size if size < small else small
-        return low, high, small
-
-    def tally_small(codes: Any, tiny: Any) -> Any:
-        none = below = nought
-        for i in range(codes.size):
-            size = code(codes[i] & magnitude)
-            none = code(none + (size == nought))
-            below = code(below + (size < tiny))
-        return none, below
-
-    def above_half(codes: Any, half: Any) -> Any:
-        above = nought
-        for i in range(codes.size):
-            above = code(above + (code(codes[i] & magnitude) > half))
-        return above
-
-    def tally_bad(codes: Any) -> Any:
-        nan = up = infinite = nought
-        low, high = magnitude, minimum
-        for i in range(codes.size):
-            bits = codes[i]
-            size = code(bits & magnitude)
-            nan = code(nan + (size > top))
-            infinite = code(infinite + (size == top))
-            up = code(up + (bits == top))
-            order = code(bits ^ code(code(bits >> shift) & magnitude))
-            keep = code(-code(size < top))  # all ones for finite values: a conditional did not vectorise
-            first = code(code(order & keep) | code(magnitude & code(~keep)))
-            last = code(code(order & keep) | code(minimum & code(~keep)))
-            low = first if first < low else low
-            high = last if last > high else high
-        return nan, up, infinite - up, low, high
-
-    return _jit(extremes), _jit(tally_small), _jit(tally_bad), _jit(above_half)
+def _widen_bfloat16(codes: Any, out: Any) -> None:
+    for i in range(codes.size):
+        out[i] = np.int32(np.uint32(codes[i]) << np.uint32(16))
 
 
-def _summing_loops(width: int) -> tuple[Kernel, Kernel]:
-    """Return the loops over one block that add finite values, in float64."""
-    code, magnitude, _, top = _constants(width)
+def _widen_float16(codes: Any, out: Any) -> None:
+    floats = out.view(np.float32)
+    for i in range(codes.size):  # right for subnormals: m * 2^-24
+        floats[i] = np.float32(np.int32(codes[i] & 0x7FFF)) * np.float32(2.0**-24)
+    for i in range(codes.size):
+        size = np.int32(codes[i] & 0x7FFF)
+        sign = np.int32(np.uint32(codes[i] & 0x8000) << np.uint32(16))
+        normal = np.int32((size << 13) + 0x38000000)  # exponent bias 127 - 15
+        special = np.int32((size << 13) | 0x7F800000)
+        widened = out[i] if size < 0x400 else (normal if size < 0x7C00 else special)
+        out[i] = np.int32(widened | sign)
 
-    def total(codes: Any, values: Any) -> Any:
-        result = 0.0
-        for i in range(values.size):
-            result += np.float64(values[i]) if code(codes[i] & magnitude) < top else 0.0
-        return result
 
-    def deviations(codes: Any, values: Any, mean: float) -> Any:
-        result = 0.0
-        for i in range(values.size):
-            gap = np.float64(values[i]) - mean if code(codes[i] & magnitude) < top else 0.0
-            result += gap * gap
-        return result
-
-    return _jit(total, fastmath=_SUMS), _jit(deviations, fastmath=_SUMS)
+def _histogram(codes: Any) -> Any:
+    counts = np.zeros((4, 256), np.int64)  # four tables, so that equal neighbours do not wait for each other
+    whole = codes.size - codes.size % 4
+    for i in range(0, whole, 4):
+        counts[0, codes[i]] += 1
+        counts[1, codes[i + 1]] += 1
+        counts[2, codes[i + 2]] += 1
+        counts[3, codes[i + 3]] += 1
+    for i in range(whole, codes.size):
+        counts[0, codes[i]] += 1
+    return counts
 
 
 @cache
@@ -183,41 +221,11 @@ def decode_kernel(name: str) -> Kernel:
 
     float16 is widened by integer steps, not by multiplying subnormals: torch.set_flush_denormal would zero them.
     """
-
-    def bfloat16(codes: Any, out: Any) -> None:
-        for i in range(codes.size):
-            out[i] = np.int32(np.uint32(codes[i]) << np.uint32(16))
-
-    def float16(codes: Any, out: Any) -> None:
-        floats = out.view(np.float32)
-        for i in range(codes.size):  # right for subnormals: m * 2^-24
-            floats[i] = np.float32(np.int32(codes[i] & 0x7FFF)) * np.float32(2.0**-24)
-        for i in range(codes.size):
-            size = np.int32(codes[i] & 0x7FFF)
-            sign = np.int32(np.uint32(codes[i] & 0x8000) << np.uint32(16))
-            normal = np.int32((size << 13) + 0x38000000)  # exponent bias 127 - 15
-            special = np.int32((size << 13) | 0x7F800000)
-            widened = out[i] if size < 0x400 else (normal if size < 0x7C00 else special)
-            out[i] = np.int32(widened | sign)
-
-    signature = (_flat(numba.uint16), _flat(numba.int32, readonly=False))
-    return _jit({"bfloat16": bfloat16, "float16": float16}[name], signature)
+    loops = {"bfloat16": _widen_bfloat16, "float16": _widen_float16}
+    return _jit(loops[name], (_flat(numba.uint16), _flat(numba.int32, readonly=False)))
 
 
 @cache
 def histogram_kernel() -> Kernel:
     """Compile the count of each of 256 codes: `(codes uint8) -> int64[4, 256]`, to be added up."""
-
-    def histogram(codes: Any) -> Any:
-        counts = np.zeros((4, 256), np.int64)  # four tables, so that equal neighbours do not wait for each other
-        whole = codes.size - codes.size % 4
-        for i in range(0, whole, 4):
-            counts[0, codes[i]] += 1
-            counts[1, codes[i + 1]] += 1
-            counts[2, codes[i + 2]] += 1
-            counts[3, codes[i + 3]] += 1
-        for i in range(whole, codes.size):
-            counts[0, codes[i]] += 1
-        return counts
-
-    return _jit(histogram, (_flat(numba.uint8),))
+    return _jit(_histogram, (_flat(numba.uint8),))
