@@ -65,7 +65,7 @@ class Executor:
             id(holder): {key: tensor.dtype for key, tensor in tensors.items()}
             for holder, tensors in _holders(self._model)
         }
-        self.low = low or _lowest_dtype(self._model)
+        self.low = low or _lowest_dtype(workload)
         self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, int]] = []
         self._place = ""
 
@@ -81,21 +81,22 @@ class Executor:
 
     def place_reference(self) -> None:
         """Put the model on the CPU in float32, its values exactly those of the low-precision model."""
+        self._restore_buffers()
         if self._place == "reference":
-            return self._restore_buffers()
+            return
         self._model.to("cpu")
         _convert(self._model, _wide)
         if self._original is not None:
             _load(self._model, self._original)
         self._mark("reference")
-        return None
 
     def place_low(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Put the model on the device in its low dtypes, laid out as these flags have it."""
         layout_flags = sorted(item for item in flags.items() if item[0] in self.device.placing_flags)
         place = f"low {layout_flags}"
+        self._restore_buffers()
         if self._place == place:
-            return self._restore_buffers()
+            return
         if self._place.startswith("low"):
             self._model.to("cpu")
         for holder, tensors in _holders(self._model):
@@ -105,7 +106,6 @@ class Executor:
         with self.device.set_flags(flags):
             self._model.to(self.device.torch_device)
         self._mark(place)
-        return None
 
     def _mark(self, place: str) -> None:
         self._place = place
@@ -311,12 +311,15 @@ def _load(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
             tensor.copy_(state[name])
 
 
-def _lowest_dtype(model: nn.Module) -> torch.dtype:
-    dtypes = {
-        tensor.dtype for _, tensors in _holders(model) for tensor in tensors.values() if tensor.is_floating_point()
-    }
-    low = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes]
-    return low[0] if low else torch.float32
+def _lowest_dtype(workload: Workload) -> torch.dtype:
+    """The lowest dtype that a model was built with; where it holds no floating tensor, that of its inputs."""
+    held = [tensor for _, tensors in _holders(workload.model) for tensor in tensors.values()]
+    given = [tensor for _, tensor in walk_tensors((workload.args, dict(workload.kwargs)))]
+    for tensors in (held, given):
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if dtypes:
+            return next((low for low in (torch.bfloat16, torch.float16) if low in dtypes), torch.float32)
+    return torch.float32
 
 
 def digest_of(value: Any) -> str:

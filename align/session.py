@@ -49,7 +49,8 @@ class Session:
     def __init__(self, settings: RunSettings, *, find: Callable[[str], Target] = find_target) -> None:
         self.settings = settings
         self.device: Device = select_device(settings.device)
-        self.dtype: torch.dtype | None = None if settings.dtype == "as-built" else select_dtype(settings.dtype, self.device)
+        keeps = settings.dtype == "as-built"
+        self.dtype: torch.dtype | None = None if keeps else select_dtype(settings.dtype, self.device)
         self.target: Target = find(settings.target)
         self._second: Target | None = find(settings.candidate) if settings.candidate else None
         self._options = RunOptions(settings.seed, settings.steps, settings.weights)

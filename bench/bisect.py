@@ -75,7 +75,9 @@ def cost_of_trial(target: str, prepare: Callable[[Session], None] = lambda sessi
     trials.prepare(session.baseline_plan())
     plan = choice_question(session).everything
     workload = session.executor.workload
-    args, kwargs = workload.fresh_inputs(lambda tensor: tensor.to(session.executor.low) if tensor.is_floating_point() else tensor)
+    args, kwargs = workload.fresh_inputs(
+        lambda tensor: tensor.to(session.executor.low) if tensor.is_floating_point() else tensor
+    )
 
     def bare() -> float:
         started = time.perf_counter()
@@ -90,7 +92,11 @@ def cost_of_trial(target: str, prepare: Callable[[Session], None] = lambda sessi
 
     trial(), bare()
     pairs = [(bare(), trial()) for _ in range(ROUNDS)]
-    return statistics.median(b for b, _ in pairs), statistics.median(t for _, t in pairs), statistics.median(t / b for b, t in pairs)
+    return (
+        statistics.median(b for b, _ in pairs),
+        statistics.median(t for _, t in pairs),
+        statistics.median(t / b for b, t in pairs),
+    )
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------
@@ -109,7 +115,9 @@ class Found:
     @property
     def is_right(self) -> bool:
         """Exactly the guilty are named, or told to hide behind one that is; nobody where the results stay in the limits."""
-        return bool(self.named) == self.matters and self.named | self.hidden == (self.guilty if self.matters else frozenset())
+        return bool(self.named) == self.matters and self.named | self.hidden == (
+            self.guilty if self.matters else frozenset()
+        )
 
 
 def find(target: str, plant: Plant, policy: str, folder: Path) -> Found | None:
@@ -122,13 +130,17 @@ def find(target: str, plant: Plant, policy: str, folder: Path) -> Found | None:
             return None
         question = choice_question(session)
         matters = trials.run(question.everything).status.is_fault
-        if matters and not all(trials.run(plan_with(question, frozenset({choice}))).status.is_fault for choice in guilty):
+        if matters and not all(
+            trials.run(plan_with(question, frozenset({choice}))).status.is_fault for choice in guilty
+        ):
             return None  # within the limits alone, over them beside others: neither answer would be wrong
         journal = Journal(folder / "none", "")
         bisection = Bisection(session, question, Here(trials), journal, BisectOptions(repeats=1), lambda *_: None)
         outcome: Outcome = bisection.search(rank(session, question), Fault.DRIFT)
         (folder / "none").unlink(missing_ok=True)
-    named, hidden = (frozenset(choice for culprit in sets for choice in culprit) for sets in (outcome.culprits, outcome.masked))
+    named, hidden = (
+        frozenset(choice for culprit in sets for choice in culprit) for sets in (outcome.culprits, outcome.masked)
+    )
     return Found(frozenset(guilty), matters, named, hidden, outcome.probes)
 
 
@@ -166,10 +178,19 @@ def sweep(name: str, target: str, seeds: int, folder: Path) -> None:
             continue
         kind = " and ".join(plant.faults) or "nothing"
         count = tally.setdefault(kind if len(plant.faults) < 2 else "two operators at once", Counter())
-        count.update(["planted", *(["matters"] if found.matters and found.guilty else []), *(["right"] if found.is_right else [])])
+        count.update(
+            [
+                "planted",
+                *(["matters"] if found.matters and found.guilty else []),
+                *(["right"] if found.is_right else []),
+            ]
+        )
         spent.setdefault(kind if len(plant.faults) < 2 else "two operators at once", []).append(found.probes)
         if not found.is_right:
-            print(f"  wrong: {plant}: guilty {sorted(found.guilty)}, named {sorted(found.named)}, hidden {sorted(found.hidden)}", flush=True)
+            print(
+                f"  wrong: {plant}: guilty {sorted(found.guilty)}, named {sorted(found.named)}, hidden {sorted(found.hidden)}",
+                flush=True,
+            )
     for kind, count in sorted(tally.items()):
         print(
             f"{name:<8} {kind:<24} planted {count['planted']:>3}, over the limits {count['matters']:>3}, right {count['right']:>3}, "
@@ -182,7 +203,9 @@ def sweep(name: str, target: str, seeds: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--planted", type=int, default=0, metavar="SEEDS", help="plant faults with so many seeds instead")
+    parser.add_argument(
+        "--planted", type=int, default=0, metavar="SEEDS", help="plant faults with so many seeds instead"
+    )
     parser.add_argument("--problems", type=int, default=20, help="simulated problems a row of the table of probes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from align.recording import capture
 from align.dumpers.statistics import warm_up
 from align.dumpers.store import Trace
 from align.dumpers.wire import Wire
+from align.recording import capture
 
 Arm = Callable[[], object]
 TOKENS = 30_000

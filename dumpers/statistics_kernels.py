@@ -52,7 +52,7 @@ def _flat(scalar: Any, *, readonly: bool = True) -> Any:
     return numba.types.Array(scalar, 1, "C", readonly=readonly)
 
 
-# The loops are functions of this module, not closures: numba's cache on disk never finds a closure over other loops again.
+# The loops are functions of this module, not closures: numba's cache never finds a closure over other loops again.
 # `codes.dtype.type` casts every intermediate back to the codes' width, or the counters do not vectorise.
 
 
@@ -131,8 +131,10 @@ def _deviations(codes: Any, values: Any, mean: float, magnitude: Any, top: Any) 
     return result
 
 
-_extremes, _tally_small, _above_half, _tally_bad = map(_jit, (_extremes, _tally_small, _above_half, _tally_bad))
-_total, _deviations = _jit(_total, fastmath=_SUMS), _jit(_deviations, fastmath=_SUMS)
+_extremes, _tally_small, _above_half, _tally_bad = (
+    _jit(loop) for loop in (_extremes, _tally_small, _above_half, _tally_bad)
+)
+_total, _deviations = (_jit(loop, fastmath=_SUMS) for loop in (_total, _deviations))
 
 
 def _scan(codes: Any, values: Any, half: Any, tiny: Any, magnitude: Any, minimum: Any, top: Any) -> Any:

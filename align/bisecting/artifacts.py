@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from align.bisecting.result import BisectResult
+from align.bisecting.result import FEW, BisectResult
 from align.bisecting.script import write_script
 from align.dumpers.choice import Choice, ChoiceKind, Plan
 from align.plan import PlannedSite
@@ -30,14 +30,18 @@ class Artifacts:
     @property
     def names(self) -> tuple[str, ...]:
         """All files."""
-        return tuple(name for name in (self.largest_passing, self.smallest_failing, self.picked, self.snippet, *self.scripts) if name)
+        return tuple(
+            name
+            for name in (self.largest_passing, self.smallest_failing, self.picked, self.snippet, *self.scripts)
+            if name
+        )
 
 
 def write_artifacts(folder: Path, session: Session, result: BisectResult, picked: Plan | None = None) -> Artifacts:
     """Write what the result gives rise to; scripts, which take a run, only of a search that came to its end."""
     verdicts = result.verdicts
     largest = verdicts.largest_passing if result.outcome.culprits or result.is_interrupted else None
-    choices = [choice for card in result.cards[:4] for choice in card.choices]
+    choices = [choice for card in result.cards[:FEW] for choice in card.choices]
     return Artifacts(
         folder,
         _write_plan(folder / "largest-passing.plan.json", largest),
@@ -66,7 +70,9 @@ def snippet_of(session: Session, result: BisectResult) -> str:
     """Lines for align.toml that switch the culprits off; parts of the user's own variant become comments."""
     question = result.question
     off = [choice for choice in sorted(question.suspects) if str(choice) in result.outcome.switch_off]
-    keep = [question.off[choice] for choice in off if choice in question.off and not is_transplant(question.off[choice])]
+    keep = [
+        question.off[choice] for choice in off if choice in question.off and not is_transplant(question.off[choice])
+    ]
     parts = [choice for choice in off if choice in question.off and is_transplant(question.off[choice])]
     plain = [choice for choice in off if choice not in question.off]
     named = [choice for choice in plain if choice.kind in (ChoiceKind.FUSION, ChoiceKind.USER)]
@@ -74,7 +80,10 @@ def snippet_of(session: Session, result: BisectResult) -> str:
         *_entry("precision", [f"{choice.name}@{choice.site}" for choice in keep]),
         *_entry("no_fuse", [f"{choice.name}@{choice.site}" if choice.site else choice.name for choice in named]),
         *(f"# leave out of flags and precision: {choice}" for choice in plain if choice not in named),
-        *(f"# in your variant, take the baseline's {choice.name.replace('_', ' ')} {choice.site}".rstrip() for choice in parts),
+        *(
+            f"# in your variant, take the baseline's {choice.name.replace('_', ' ')} {choice.site}".rstrip()
+            for choice in parts
+        ),
     ]
     run = ["[run]", f"target = {json.dumps(session.settings.target)}"]
     run += [f"candidate = {json.dumps(session.settings.candidate)}"] if session.settings.candidate else []
@@ -103,4 +112,6 @@ def _write_script(path: Path, session: Session, plan: Plan, planned: PlannedSite
         return False
     if not arguments:
         return False
-    return write_script(path, session.settings.target, planned.site.name, planned.match.operator, session.device.kind, arguments)
+    return write_script(
+        path, session.settings.target, planned.site.name, planned.match.operator, session.device.kind, arguments
+    )

@@ -82,7 +82,9 @@ class Bisection:
     def search(self, ranking: Mapping[Choice, float], fault: Fault) -> Outcome:
         """Search to the end; after Ctrl-C, what is known so far is the outcome. What an earlier search ran is known."""
         width = self.workers.width
-        rules = Rules(width=width, max_probes=self.options.max_trials, repeats=self.options.repeats, audits=self.options.audits)
+        rules = Rules(
+            width=width, max_probes=self.options.max_trials, repeats=self.options.repeats, audits=self.options.audits
+        )
         accused = [Suspect(str(choice), _path(choice), ranking.get(choice, 0.0)) for choice in self.question.suspects]
         known = {on: Reply(answer_of(results[0], fault), results[0].why) for on, results in self.results.items()}
         search = Search(accused, lambda sets: self._replies(sets, fault), rules=rules, known=known)

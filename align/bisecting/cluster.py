@@ -34,7 +34,9 @@ class RayWorkers:
         name, self._resources = _resources(kind)
         there = int(self._ray.cluster_resources().get(name, 0))
         if not there:
-            raise UsageError(f"the cluster has no {name}", "start its nodes with that resource, or choose another --device")
+            raise UsageError(
+                f"the cluster has no {name}", "start its nodes with that resource, or choose another --device"
+            )
         self.width = min(options.jobs if options.jobs > 1 else MOST, there)
         self._actors = self._started(self.width)
 
@@ -42,11 +44,16 @@ class RayWorkers:
         paths = os.pathsep.join((str(Path.cwd()), *(path for path in sys.path if path)))
         try:
             self._ray.init(
-                address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": paths}}
+                address=address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"env_vars": {"PYTHONPATH": paths}},
             )
         except (ConnectionError, ValueError, RuntimeError) as exc:
             reason = str(exc).partition("\n")[0]
-            raise UsageError(f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or give its address") from exc
+            raise UsageError(
+                f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or give its address"
+            ) from exc
 
     def _started(self, count: int) -> list[Any]:
         remote = self._ray.remote(**self._resources)(_Actor)
@@ -54,7 +61,9 @@ class RayWorkers:
         try:
             self._ray.get([actor.ready.remote() for actor in actors])
         except self._ray.exceptions.RayError as exc:
-            raise UndecidedError(f"a worker could not start: {_last_line(exc)}", "check that every node can import the target") from exc
+            raise UndecidedError(
+                f"a worker could not start: {_last_line(exc)}", "check that every node can import the target"
+            ) from exc
         return actors
 
     def answer(self, plans: Sequence[Plan]) -> list[TrialResult]:

@@ -8,16 +8,13 @@ from dataclasses import replace
 from align.bisecting.bisection import Bisection, Fault, On
 from align.bisecting.locate import first_bad_node
 from align.bisecting.pricing import price_of, share_of_gain, time_plans
-from align.bisecting.result import BisectResult, Verdicts
+from align.bisecting.result import FEW, BisectResult, Verdicts
 from align.bisecting.trial import Criterion, unknown
 from align.compare.search import Answer, Outcome
 from align.compare.search import Status as Found
 from align.dumpers.choice import Choice, ChoiceKind, Plan
 from align.reports.model import CulpritCard
 from align.taps.shadow import diagnose_site
-
-FEW = 4
-"""Culprits that are looked into one by one: first bad node, kind of error, price."""
 
 
 def conclude(bisection: Bisection, outcome: Outcome, fault: Fault, criterion: Criterion) -> BisectResult:
@@ -64,14 +61,22 @@ def _explained(bisection: Bisection, criterion: Criterion, card: CulpritCard) ->
         first = first_bad_node(bisection.session, criterion, alone)
     except Exception:  # where it is seen is a help; that it is guilty has been shown
         first = ""
-    return replace(card, evidence=f"{card.evidence}; first bad node {first}" if first else card.evidence, signature=signature_of(bisection, card.choices))
+    return replace(
+        card,
+        evidence=f"{card.evidence}; first bad node {first}" if first else card.evidence,
+        signature=signature_of(bisection, card.choices),
+    )
 
 
 def signature_of(bisection: Bisection, choices: Sequence[Choice]) -> str:
     """What kind of error the first culprit site makes on its own inputs; empty where it cannot be shadowed."""
     fusions = [choice for choice in choices if choice.kind is ChoiceKind.FUSION]
     try:
-        return diagnose_site(bisection.session, bisection.plan(frozenset(map(str, choices))), fusions[0]) if fusions else ""
+        return (
+            diagnose_site(bisection.session, bisection.plan(frozenset(map(str, choices))), fusions[0])
+            if fusions
+            else ""
+        )
     except Exception:  # a site that runs within the model may yet have no unfused form for its inputs here
         return ""
 
@@ -90,7 +95,12 @@ def _priced(bisection: Bisection, result: BisectResult, culprits: Mapping[On, Cu
         return replace(result, notes=(*result.notes, "not priced: a run takes too long to be repeated often enough"))
     prices = {culprit: price_of(rounds, plan, everything) for culprit, plan in without.items()}
     cards = tuple(
-        replace(card, seconds_cost=prices[culprit].seconds, seconds_low=prices[culprit].low, seconds_high=prices[culprit].high)
+        replace(
+            card,
+            seconds_cost=prices[culprit].seconds,
+            seconds_low=prices[culprit].low,
+            seconds_high=prices[culprit].high,
+        )
         for culprit, card in culprits.items()
     )
     share = share_of_gain(rounds, nothing, everything, kept) if kept else result.share_of_gain
@@ -99,9 +109,17 @@ def _priced(bisection: Bisection, result: BisectResult, culprits: Mapping[On, Cu
 
 def _notes(bisection: Bisection) -> tuple[str, ...]:
     """Bits that differ between equal runs: whatever the verdict, the user has to know."""
-    unsteady = [on for on, results in bisection.results.items() if len({result.digest for result in results if result.digest}) > 1]
+    unsteady = [
+        on
+        for on, results in bisection.results.items()
+        if len({result.digest for result in results if result.digest}) > 1
+    ]
     if not unsteady:
         return ()
     least = min(unsteady, key=len)
-    where = "even with every choice off" if not least else f"with {len(least)} of {len(bisection.question.suspects)} choices on"
+    where = (
+        "even with every choice off"
+        if not least
+        else f"with {len(least)} of {len(bisection.question.suspects)} choices on"
+    )
     return (f"not deterministic: equal runs gave different bits {where}; figures of single runs vary",)

@@ -66,7 +66,13 @@ class Journal:
     def _read(self) -> Iterator[tuple[On, TrialResult]]:
         for entry in self._entries():
             if entry["status"] != Status.UNKNOWN.value:
-                told = Status(entry["status"]), float(entry["drift"]), float(entry["seconds"]), entry["why"], entry["digest"]
+                told = (
+                    Status(entry["status"]),
+                    float(entry["drift"]),
+                    float(entry["seconds"]),
+                    entry["why"],
+                    entry["digest"],
+                )
                 yield frozenset(entry["on"]), TrialResult(*told)
 
     def _entries(self) -> list[dict[str, Any]]:

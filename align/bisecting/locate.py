@@ -21,7 +21,9 @@ SAMPLE = 4096
 
 def first_bad_node(session: Session, criterion: Criterion, plan: Plan) -> str:
     """`path/op#call: why` of the first node at fault in a run of the plan; "" when none is, or its run fails."""
-    trials = Trials(session, replace(criterion, policy=_for_nodes(criterion.policy), nodes=("*",), metric=""), sample=SAMPLE)
+    trials = Trials(
+        session, replace(criterion, policy=_for_nodes(criterion.policy), nodes=("*",), metric=""), sample=SAMPLE
+    )
     trials.prepare(session.baseline_plan())
     verdicts = trials.verdicts(plan)
     bad = next((verdict for verdict in verdicts if verdict.status in _BAD), None)

@@ -41,7 +41,9 @@ UNPRICED = Price()
 Rounds = Mapping[Plan, Sequence[float]]
 
 
-def time_plans(session: Session, plans: Sequence[Plan], now: Callable[[], float] = time.perf_counter) -> dict[Plan, list[float]]:
+def time_plans(
+    session: Session, plans: Sequence[Plan], now: Callable[[], float] = time.perf_counter
+) -> dict[Plan, list[float]]:
     """Seconds of each plan in rounds that alternate in order; empty where that would take too long."""
     distinct = list(dict.fromkeys(plans))
     started = now()

@@ -80,7 +80,9 @@ def precision_question(session: Session, topic: Topic) -> Question:
         candidate = candidate.with_choices(c for c in candidate.choices if c.kind is not ChoiceKind.FUSION)
     low = str(session.executor.low).removeprefix("torch.")
     if low == "float32":
-        raise UsageError("the run is in float32 already", "choose --dtype float16 or bfloat16, or leave it to the device")
+        raise UsageError(
+            "the run is in float32 already", "choose --dtype float16 or bfloat16, or leave it to the device"
+        )
     sites = session.computing_calls if topic is Topic.BY_CALL else session.computing_paths
     off = {Choice(ChoiceKind.PRECISION, low, site): Choice(ChoiceKind.PRECISION, "float32", site) for site in sites}
     return Question(candidate, tuple(off), off, topic)

@@ -13,6 +13,9 @@ from align.compare.search import Status as Found
 from align.dumpers.choice import Plan
 from align.reports.model import CulpritCard
 
+FEW = 4
+"""Culprits, and members of one, that are looked into one by one; more name no one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
@@ -45,3 +48,8 @@ class BisectResult:
     def status(self) -> Found:
         """How the search ended."""
         return self.outcome.status
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether no small set explains the drift: many culprits, or one of many members."""
+        return len(self.cards) > FEW or any(len(card.choices) >= FEW for card in self.cards)

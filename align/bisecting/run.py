@@ -10,7 +10,7 @@ from pathlib import Path
 from align.api import run_folder
 from align.bisecting.artifacts import Artifacts, write_artifacts
 from align.bisecting.bisection import Bisection, BisectOptions, Fault, rank
-from align.bisecting.conclude import FEW, conclude
+from align.bisecting.conclude import conclude
 from align.bisecting.journal import Journal
 from align.bisecting.question import Question, Topic, ask
 from align.bisecting.result import BisectResult
@@ -36,9 +36,9 @@ class BisectRequest:
     metric: str = ""
     metric_limit: float = math.nan
     topic: Topic = Topic.CHOICES
-    limits: Limits = Limits()
-    options: BisectOptions = BisectOptions()
-    workers: WorkerOptions = WorkerOptions()
+    limits: Limits = field(default_factory=Limits)
+    options: BisectOptions = field(default_factory=BisectOptions)
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
     out: Path | None = None
 
     @property
@@ -48,8 +48,13 @@ class BisectRequest:
         if self.topic.is_precision and policy.startswith(("cann", "auto")):
             policy = "standard"
         if policy == "auto":
-            raise UsageError("policy auto needs perturbed runs, which a bisect does not make", "choose cann-l0, cann-l1, cann-l2, standard or cosine")
-        return Criterion(policy_named(policy), self.nodes, self.metric, self.metric_limit, has_baseline=not self.topic.is_precision)
+            raise UsageError(
+                "policy auto needs perturbed runs, which a bisect does not make",
+                "choose cann-l0, cann-l1, cann-l2, standard or cosine",
+            )
+        return Criterion(
+            policy_named(policy), self.nodes, self.metric, self.metric_limit, has_baseline=not self.topic.is_precision
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,9 @@ def _training_notes(session: Session, question: Question) -> Sequence[str]:
     if session.executor.workload.model.training:
         found.append("the model is in training mode: dropout and batch statistics are active")
     if any(choice.name == "training_mode" for choice in question.suspects):
-        found.append("the candidate is in training mode where the baseline is not: dropout and batch statistics differ, not precision")
+        found.append(
+            "the candidate is in training mode where the baseline is not: dropout and batch statistics differ, not precision"
+        )
     return found
 
 
@@ -187,18 +194,13 @@ def _training_notes(session: Session, question: Question) -> Sequence[str]:
 def _shared(job: Job, bisection: Bisection, result: BisectResult) -> SharedGuilt | None:
     """Where no small set explains the drift, or the user asks for a bargain, share the drift out."""
     limits = job.request.limits
-    no_small_set = result.status is Found.FOUND and result.fault is Fault.DRIFT and _is_spread(result)
+    no_small_set = result.status is Found.FOUND and result.fault is Fault.DRIFT and result.is_spread
     if not (limits.is_given or no_small_set) or len(bisection.question.suspects) < 2:
         return None
     if limits.is_given and not _ends_ran(bisection):
         return None
     with job.progress.stage("sharing out the drift") as stage:
         return share_out(bisection, limits, stage)
-
-
-def _is_spread(result: BisectResult) -> bool:
-    """More culprits than anyone wants to look into, or a culprit of so many members that it names no one."""
-    return len(result.cards) > FEW or any(len(card.choices) > FEW - 1 for card in result.cards)
 
 
 def _ends_ran(bisection: Bisection) -> bool:

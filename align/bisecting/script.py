@@ -85,7 +85,9 @@ if __name__ == "__main__":
 '''
 
 
-def write_script(path: Path, target: str, site: str, operator: Operator, device: str, arguments: Mapping[str, Any]) -> bool:
+def write_script(
+    path: Path, target: str, site: str, operator: Operator, device: str, arguments: Mapping[str, Any]
+) -> bool:
     """Write the script and its inputs beside it; False where an argument is of a kind that cannot be stored."""
     arrays: dict[str, Array] = {}
     try:
@@ -119,7 +121,10 @@ def _told(name: str, value: Any, arrays: dict[str, Array]) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):
-        return {"as": type(value).__name__, "list": [_told(f"{name}.{i}", item, arrays) for i, item in enumerate(value)]}
+        return {
+            "as": type(value).__name__,
+            "list": [_told(f"{name}.{i}", item, arrays) for i, item in enumerate(value)],
+        }
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(type(value).__name__)

@@ -78,10 +78,13 @@ def share_out(bisection: Bisection, limits: Limits, stage: Stage) -> SharedGuilt
     results = _run(bisection, subsets, stage)
     fitted = fit_shares(subsets, [result.drift**2 for result in results], choices)
     costs = _costs(subsets, [result.seconds for result in results], choices)
-    bargains = tuple(Bargain(tuple(sorted(point.off)), point.drift, point.latency_loss) for point in pareto(fitted, costs))
+    bargains = tuple(
+        Bargain(tuple(sorted(point.off)), point.drift, point.latency_loss) for point in pareto(fitted, costs)
+    )
     total = sum(share.squared_error for share in fitted.shares) or math.nan
     rows = tuple(
-        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice]) for share in fitted.shares
+        ShareRow(share.choice, share.fraction, share.low / total, share.high / total, costs[share.choice])
+        for share in fitted.shares
     )
     picked = pick(bargains, limits)
     tried = bisection.result(frozenset(choices) - set(picked.off)) if picked is not None else None
@@ -103,13 +106,28 @@ def _costs(subsets: Sequence[On], seconds: Sequence[float], choices: Sequence[st
     for choice in choices:
         with_it = [t for on, t in zip(subsets, seconds, strict=True) if choice in on and math.isfinite(t)]
         without = [t for on, t in zip(subsets, seconds, strict=True) if choice not in on and math.isfinite(t)]
-        costs[choice] = statistics.median(without) - statistics.median(with_it) if with_it and without else 0.0
+        costs[choice] = _difference(without, with_it)
     return costs
+
+
+NOTHING_MEASURABLE = 1e-9
+"""Seconds a choice is taken to cost whose price drowns in noise: above zero, so that fewer are switched off."""
+
+
+def _difference(without: Sequence[float], with_it: Sequence[float]) -> float:
+    """Difference of medians, where it exceeds twice its standard error (1.2533 sigma / sqrt(n) for a median)."""
+    if min(len(without), len(with_it)) < 3:
+        return NOTHING_MEASURABLE
+    difference = statistics.median(without) - statistics.median(with_it)
+    error = 1.2533 * math.hypot(*(statistics.stdev(times) / math.sqrt(len(times)) for times in (without, with_it)))
+    return difference if abs(difference) > 2.0 * error else NOTHING_MEASURABLE
 
 
 def pick(bargains: Sequence[Bargain], limits: Limits) -> Bargain | None:
     """The least drift for the seconds accepted; with a limit on drift, the cheapest that keeps it. None fits: None."""
-    fitting = [bargain for bargain in bargains if bargain.seconds_lost <= limits.seconds and bargain.drift <= limits.drift]
+    fitting = [
+        bargain for bargain in bargains if bargain.seconds_lost <= limits.seconds and bargain.drift <= limits.drift
+    ]
     if not fitting or not limits.is_given:
         return None
     return min(fitting, key=lambda bargain: bargain.drift if math.isinf(limits.drift) else bargain.seconds_lost)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from align.bisecting.bisection import Fault
+from align.bisecting.question import Question, Topic
 from align.bisecting.run import BisectDone
 from align.bisecting.shared import Bargain, SharedGuilt
 from align.compare.search import Status as Found
@@ -50,7 +51,7 @@ def wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=hang, break_on_hyphens=False, drop_whitespace=True) or [""]
 
 
-_LABELS = frozenset({"drift", "judged", "first bad", "looks like", "reproduced", "costs", "error"})
+_LABELS = frozenset({"drift", "judged", "first bad", "looks like", "reproduced", "price", "error"})
 
 
 def lines_of(done: BisectDone) -> Iterator[Line]:
@@ -60,8 +61,10 @@ def lines_of(done: BisectDone) -> Iterator[Line]:
     if result.is_interrupted:
         title = "? INTERRUPTED"
     yield f"{title}  {_headline(done)}", style
-    for number, card in enumerate(result.cards, 1):
+    for number, card in enumerate(result.cards[:2] if result.is_spread else result.cards, 1):
         yield from _card(done, card, number)
+    if result.is_spread and len(result.cards) > 2:
+        yield f"  and {plural(len(result.cards) - 2, 'set')} more: the drift is shared, see below", "yellow"
     for core in outcome.masked:
         yield f"  hidden: {' together with '.join(sorted(core))} fails alone, but passes beside other choices", "yellow"
     for item in outcome.unknown[:3] if result.fault is Fault.DRIFT else ():
@@ -81,37 +84,48 @@ def lines_of(done: BisectDone) -> Iterator[Line]:
 def _headline(done: BisectDone) -> str:
     result = done.result
     count = len(result.question.suspects)
-    what = "modules" if result.question.off else "choices"
+    what = _nouns(result.question)
     if result.cards:
-        found = plural(len(result.cards), "culprit") if len(result.cards) > 1 else "one"
+        found = str(len(result.cards)) if len(result.cards) > 1 else "one"
         if result.fault is Fault.CRASH:
             return f"{found} of {count} {what} make{'s' if found == 'one' else ''} the candidate fail to run"
         if result.question.topic.is_precision:
-            return f"{found} of {count} must stay in float32"
-        return f"{found} among {count} {what}"
+            return f"{found} of {count} {what} must stay in float32"
+        return (
+            f"{found} of {count} {what}"
+            if not result.is_spread
+            else f"no small set of the {count} {what} explains the drift"
+        )
     if result.status is Found.NO_CULPRIT:
         why = result.verdicts.everything.why if result.verdicts.everything else ""
         return f"all {count} {what} on pass: {why}"
     return result.outcome.reason
 
 
+def _nouns(question: Question) -> str:
+    if question.topic is Topic.BY_CALL:
+        return "calls"
+    return "modules" if question.off else "choices"
+
+
 def _card(done: BisectDone, card: CulpritCard, number: int) -> Iterator[Line]:
     names = [str(choice) for choice in card.choices]
-    yield f"  {number}. {names[0]}", "bold"
-    for name in names[1:]:
-        yield f"     together with {name}", "bold"
+    yield f"  {number}. {' together with '.join(names)}", "bold"
     if done.result.fault is Fault.CRASH:
         yield f"    {'error':<{_LABEL}}{card.evidence}", ""
     else:
         yield from _evidence(card)
     yield f"    {'reproduced':<{_LABEL}}{card.reproduced} of {card.attempts} times", ""
     if not math.isnan(card.seconds_cost):
-        yield f"    {'costs':<{_LABEL}}{_cost(card)}", ""
+        yield f"    {'price':<{_LABEL}}{_cost(card)}", ""
 
 
 def _evidence(card: CulpritCard) -> Iterator[Line]:
     why, _, first = card.evidence.partition("; first bad node ")
-    yield f"    {'drift':<{_LABEL}}{figure(card.drift_with)} with it alone, {figure(card.drift_without)} with every choice off", ""
+    yield (
+        f"    {'drift':<{_LABEL}}{figure(card.drift_with)} with it alone, {figure(card.drift_without)} with every choice off",
+        "",
+    )
     yield f"    {'judged':<{_LABEL}}{why}", ""
     if first:
         yield f"    {'first bad':<{_LABEL}}{first}", ""
@@ -133,14 +147,20 @@ def _plan(done: BisectDone) -> Iterator[Line]:
     if outcome.largest_passing is None or not done.artifacts.largest_passing:
         return
     kept, total = len(outcome.largest_passing), len(question.suspects)
-    what = "sites may stay low" if question.topic.is_precision else "choices"
+    what = _nouns(question)
     yield "", ""
-    yield f"Keep {kept} of {total} {what}{_gain(done)}", "bold"
+    if question.topic.is_precision:
+        yield f"{kept} of {total} {what} may stay in {question.suspects[0].name}", "bold"
+    else:
+        yield f"Keep {kept} of {total} {what}{_gain(done)}", "bold"
     if result.verdicts.kept is not None and result.fault is Fault.DRIFT:
         yield f"  drift {figure(result.verdicts.kept.drift)}; {result.verdicts.kept.why}", ""
     run = done.request.settings.run
     variant = f" --candidate {shlex.quote(run.candidate)}" if run.candidate else ""
-    yield f"  align run {shlex.quote(run.target)}{variant} --plan {shlex.quote(str(done.artifacts.folder / done.artifacts.largest_passing))}", ""
+    yield (
+        f"  align run {shlex.quote(run.target)}{variant} --plan {shlex.quote(str(done.artifacts.folder / done.artifacts.largest_passing))}",
+        "",
+    )
 
 
 def _gain(done: BisectDone) -> str:
@@ -152,19 +172,26 @@ def _gain(done: BisectDone) -> str:
 
 def _shared(shared: SharedGuilt) -> Iterator[Line]:
     yield "", ""
-    yield f"Shared guilt  shares of the squared drift over {shared.subsets} random subsets (goodness of fit {figure(shared.goodness)})", "bold"
+    yield (
+        f"Shared guilt  shares of the squared drift over {shared.subsets} random subsets (goodness of fit {figure(shared.goodness)})",
+        "bold",
+    )
     for row in shared.shares[:10]:
         yield f"  {percent(row.fraction):>7}  ({percent(max(row.low, 0.0))} to {percent(row.high)})  {row.choice}", ""
     for bargain in _thinned(shared.bargains):
         yield f"  switch off {len(bargain.off)}: drift {figure(bargain.drift)}, {_lost(bargain.seconds_lost)}", ""
     if shared.picked is not None:
-        tried = f": tried, {shared.tried.status}, drift {figure(shared.tried.drift)}" if shared.tried is not None else ""
+        tried = (
+            f": tried, {shared.tried.status}, drift {figure(shared.tried.drift)}" if shared.tried is not None else ""
+        )
         yield f"  within your limits: switch off {', '.join(shared.picked.off) or 'nothing'}{tried}", "bold"
     for warning in shared.warnings:
         yield f"  warning: {warning}", "yellow"
 
 
 def _lost(value: float) -> str:
+    if abs(value) < 1e-6:
+        return "no measurable time lost"
     return f"{seconds(value)} lost a run" if value >= 0 else f"{seconds(-value)} saved a run"
 
 

@@ -125,12 +125,19 @@ class Trials:
         ends.reference = self._survey()
         if not ends.reference:
             asked = " ".join(self.criterion.nodes) or "the results"
-            raise UsageError(f"nothing to judge: no node matches {asked}", "give a glob over module paths (`unet.mid.*`) or calls (`*/softmax#0`)")
+            raise UsageError(
+                f"nothing to judge: no node matches {asked}",
+                "give a glob over module paths (`unet.mid.*`) or calls (`*/softmax#0`)",
+            )
         collected, ran = self._collect(baseline)
         ends.dtypes = {key: value.dtype for key, value in collected.values.items()}
         if self.criterion.has_baseline:
             known = ((key, collected.values.get(key), value) for key, value in ends.reference.items())
-            ends.baseline = {key: measure(ours, value) for key, ours, value in known if ours is not None and ours.shape == value.shape}
+            ends.baseline = {
+                key: measure(ours, value)
+                for key, ours, value in known
+                if ours is not None and ours.shape == value.shape
+            }
         if self._metric is not None:
             ends.scale = scale_of(self._value(self._reference_result), self._value(ran.result), self.criterion.limit)
         return self._judged(collected, ran)
@@ -144,7 +151,9 @@ class Trials:
         collect = Collect(self.criterion.nodes, at_most=self._sample)
         outcome = self.session.survey([collect] if self.criterion.nodes else [], on_value=collect.on_value)
         self._reference_result = outcome.result if self._metric is not None else None
-        self._above = () if self.criterion.nodes else _exact_chain(self.session.depth - 1, str(self.session.executor.low))
+        self._above = (
+            () if self.criterion.nodes else _exact_chain(self.session.depth - 1, str(self.session.executor.low))
+        )
         return collect.values
 
     # -- trials -----------------------------------------------------------------------------------------------------
@@ -176,14 +185,15 @@ class Trials:
             return self._judged_by_metric(outcome, digest)
         nodes, judgement = self._judgement(collect)
         verdicts = self._own(judgement)
-        drifts = (node.candidate.rel_l2 for node in nodes if node.candidate is not None)
-        drift = max((value if not math.isnan(value) else math.inf for value in drifts), default=math.nan)
+        drift = max((_drift(node.candidate) for node in nodes if node.candidate is not None), default=math.nan)
         return TrialResult(judgement.status, drift, outcome.seconds, _why(verdicts), digest)
 
     def _judgement(self, collect: Collect) -> tuple[tuple[NodeComparison, ...], Judgement]:
         above = self._above
         nodes = tuple(self._compared(order, key, collect) for order, key in enumerate(self.ends.reference, len(above)))
-        comparison = Comparison((*above, *nodes), Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline)
+        comparison = Comparison(
+            (*above, *nodes), Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline
+        )
         return nodes, judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
 
     def _own(self, judgement: Judgement) -> tuple[Verdict, ...]:
@@ -198,7 +208,9 @@ class Trials:
         value, scale = self._value(outcome.result), self.ends.scale
         status = Status.PASS if scale.allows(value) else Status.DRIFT
         name, bound = self.criterion.metric.rpartition(":")[2], "at least" if scale.is_score else "at most"
-        return TrialResult(status, value, outcome.seconds, f"{name} is {value:.4g}; allowed: {bound} {scale.limit:.4g}", digest)
+        return TrialResult(
+            status, value, outcome.seconds, f"{name} is {value:.4g}; allowed: {bound} {scale.limit:.4g}", digest
+        )
 
     def _compared(self, order: int, key: NodeKey, collect: Collect) -> NodeComparison:
         """A node beside the reference's, by the limits of the dtype it has in the baseline: float32 somewhere inside
@@ -212,7 +224,9 @@ class Trials:
             pairing = Pairing.FUSED_AWAY if site else Pairing.MISSING
             return NodeComparison(*head, reference.shape, pairing, problem="" if site else "not in this run", site=site)
         if value.shape != reference.shape:
-            return NodeComparison(*head, value.shape, Pairing.EXACT, problem=f"shape {value.shape} against {reference.shape}")
+            return NodeComparison(
+                *head, value.shape, Pairing.EXACT, problem=f"shape {value.shape} against {reference.shape}"
+            )
         return NodeComparison(*head, value.shape, Pairing.EXACT, measure(value, reference), ends.baseline.get(key))
 
     def _value(self, result: Any) -> float:
@@ -220,7 +234,10 @@ class Trials:
         try:
             return float(self._metric(result, self._reference_result))
         except Exception as exc:
-            raise TargetError(f"{self.criterion.metric} raised {type(exc).__name__}: {exc}", "it is called as metric(candidate, reference)") from exc
+            raise TargetError(
+                f"{self.criterion.metric} raised {type(exc).__name__}: {exc}",
+                "it is called as metric(candidate, reference)",
+            ) from exc
 
 
 def _exact_chain(length: int, dtype: str) -> tuple[NodeComparison, ...]:
@@ -229,8 +246,14 @@ def _exact_chain(length: int, dtype: str) -> tuple[NodeComparison, ...]:
     perfect, dtype = measure(one, one), dtype.removeprefix("torch.")
     keys = (NodeKey("", "call", index) for index in range(min(length, DEEPEST)))
     return tuple(
-        NodeComparison(key, order, NodeKind.CALL, OpClass.ORDINARY, "", dtype, (1,), Pairing.EXACT, perfect, perfect) for order, key in enumerate(keys)
+        NodeComparison(key, order, NodeKind.CALL, OpClass.ORDINARY, "", dtype, (1,), Pairing.EXACT, perfect, perfect)
+        for order, key in enumerate(keys)
     )
+
+
+def _drift(measures: Measures) -> float:
+    """Relative L2; infinite where NaN or Inf stand on one side only, which the measure leaves out."""
+    return math.inf if measures.mismatched or math.isnan(measures.rel_l2) else measures.rel_l2
 
 
 DEEPEST = 64
@@ -242,10 +265,17 @@ def _why(verdicts: Sequence[Verdict]) -> str:
     faults = [verdict for verdict in verdicts if verdict.status.is_fault]
     several = len(verdicts) > 1
     if faults:
-        return f"{len(faults)} of {len(verdicts)} nodes at fault, first {faults[0].key.call_name}: {faults[0].why}" if several else faults[0].why
+        return (
+            f"{len(faults)} of {len(verdicts)} nodes at fault, first {faults[0].key.call_name}: {faults[0].why}"
+            if several
+            else faults[0].why
+        )
     told = [verdict for verdict in verdicts if verdict.status is Status.PASS]
     if len(told) < len(verdicts) or not told:
-        return next((verdict.why for verdict in verdicts if verdict.status is not Status.PASS and verdict.why), "nothing was judged")
+        return next(
+            (verdict.why for verdict in verdicts if verdict.status is not Status.PASS and verdict.why),
+            "nothing was judged",
+        )
     nearest = max(told, key=lambda verdict: verdict.value / verdict.limit if verdict.limit else 0.0)
     return f"{len(told)} nodes within their limits; nearest to one: {nearest.why}" if several else nearest.why
 

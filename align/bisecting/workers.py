@@ -90,7 +90,11 @@ def start_workers(trials: Trials, options: WorkerOptions) -> Workers:
     if options.is_here:
         return Here(trials)
     session = trials.session
-    settings = session.settings.model_copy(update={"device": session.device.kind}) if session.settings.device == "auto" else session.settings
+    settings = (
+        session.settings.model_copy(update={"device": session.device.kind})
+        if session.settings.device == "auto"
+        else session.settings
+    )
     told = Told(settings, trials.criterion, trials.ends)
     if options.ray:
         from align.bisecting.cluster import RayWorkers
@@ -139,7 +143,9 @@ class Processes:
         soonest = min(child.seconds_left() for child in self._busy)
         ready = wait([child.pipe for child in self._busy], timeout=soonest if soonest < _FOREVER else None)
         heard = [(child, child.hear()) for child in self._busy if child.pipe in ready]
-        late = [(child, child.give_up()) for child in self._busy if child.pipe not in ready and child.seconds_left() <= 0]
+        late = [
+            (child, child.give_up()) for child in self._busy if child.pipe not in ready and child.seconds_left() <= 0
+        ]
         return [(child, result) for child, result in (*heard, *late) if result is not None]
 
     def _keep(self, child: _Child) -> None:

@@ -12,7 +12,10 @@ from align.commands.options import Config, Fuse, Json, NoFuse, given
 from align.commands.output import console, progress, write
 
 Target = Annotated[
-    str, typer.Argument(help="file.py:function, package.module:function, demo, or the folder of an `align run`", show_default=False)
+    str,
+    typer.Argument(
+        help="file.py:function, package.module:function, demo, or the folder of an `align run`", show_default=False
+    ),
 ]
 
 
@@ -24,12 +27,19 @@ def bisect(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32, or as-built", show_default=False)] = "",
     fuse: Fuse = [],
     no_fuse: NoFuse = [],
-    flag: Annotated[list[str], typer.Option(help="a device flag of the candidate: name=value", show_default=False)] = [],
+    flag: Annotated[
+        list[str], typer.Option(help="a device flag of the candidate: name=value", show_default=False)
+    ] = [],
     precision: Annotated[bool, typer.Option("--precision", help="ask which modules must stay in float32")] = False,
     by_call: Annotated[bool, typer.Option("--by-call", help="with --precision: ask it of single calls")] = False,
-    nodes: Annotated[list[str], typer.Option(help="judge these nodes instead of the results (globs)", show_default=False)] = [],
+    nodes: Annotated[
+        list[str], typer.Option(help="judge these nodes instead of the results (globs)", show_default=False)
+    ] = [],
     metric: Annotated[
-        str, typer.Option(help="judge by your function file.py:name(candidate, reference), an error or a score", show_default=False)
+        str,
+        typer.Option(
+            help="judge by your function file.py:name(candidate, reference), an error or a score", show_default=False
+        ),
     ] = "",
     metric_limit: Annotated[
         float, typer.Option(help="the metric's limit; by default 1.5 times the baseline's error", show_default=False)
@@ -45,10 +55,16 @@ def bisect(
     timeout: Annotated[float, typer.Option(min=0.0, help="seconds after which a trial is given up; 0 is never")] = 0.0,
     ray: Annotated[str, typer.Option(help="address of a Ray cluster to run trials on", show_default=False)] = "",
     max_latency_loss: Annotated[
-        float, typer.Option(help="share the drift out; best plan that loses at most so many seconds", show_default=False)
+        float,
+        typer.Option(help="share the drift out; best plan that loses at most so many seconds", show_default=False),
     ] = math.inf,
-    max_drift: Annotated[float, typer.Option(help="share the drift out; fastest plan with at most this drift", show_default=False)] = math.inf,
-    out: Annotated[Path | None, typer.Option(help="folder for plans, journal and scripts; a killed bisect resumes there", show_default=False)] = None,
+    max_drift: Annotated[
+        float, typer.Option(help="share the drift out; fastest plan with at most this drift", show_default=False)
+    ] = math.inf,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder for plans, journal and scripts; a killed bisect resumes there", show_default=False),
+    ] = None,
     config: Config = Path("align.toml"),
     json: Json = False,
 ) -> None:

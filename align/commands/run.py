@@ -58,7 +58,8 @@ def run(
     sections: dict[str, dict[str, Any]] = {
         "run": given(
             target=target, candidate=candidate, device=device, dtype=dtype, weights=weights, fuse=tuple(fuse),
-            no_fuse=tuple(no_fuse), precision=tuple(precision), flags=tuple(flag), steps=steps, seed=seed, plan=str(plan or ""),
+            no_fuse=tuple(no_fuse), precision=tuple(precision), flags=tuple(flag), steps=steps, seed=seed,
+            plan=str(plan or ""),
         ),
         "capture": given(level=level, keep=keep, max_bytes=max_bytes),
         "judge": given(policy=policy),

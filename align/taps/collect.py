@@ -36,7 +36,9 @@ class Collect(Tap):
     def finish(self, call: Call, output: Any) -> Any:
         name = str(call)
         if name not in self._wanted:
-            self._wanted[name] = any(fnmatch.fnmatchcase(text, glob) for text in (name, call.path) for glob in self._globs)
+            self._wanted[name] = any(
+                fnmatch.fnmatchcase(text, glob) for text in (name, call.path) for glob in self._globs
+            )
         if self._wanted[name]:
             path, op, index = call.ident
             for slot, tensor in walk_tensors(output):

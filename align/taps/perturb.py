@@ -1,9 +1,9 @@
 """Random last-place noise on the outputs of a baseline run: the spread that mere rounding explains.
 
 Two correct implementations round the same exact value independently; each error is uniform in half a unit in the last
-place, so their difference has a root mean square of 1/sqrt(6) = 0.41 units. The noise here has just that: every element moves
-one unit up or down with probability 1/12 each. Zeros, infinities, NaN and pure data movement (which rounds nothing)
-are left alone.
+place, so their difference has a root mean square of 1/sqrt(6) = 0.41 units. The noise here has just that: every element
+moves one unit up or down with probability 1/12 each. Zeros, infinities, NaN and pure data movement (which rounds
+nothing) are left alone.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def _is_alike(candidate: nn.Module, baseline: nn.Module) -> bool:
 
 def _own(module: nn.Module) -> dict[str, Any]:
     plain = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
-    return plain | {f"p.{k}": v for k, v in module._parameters.items()} | {f"b.{k}": v for k, v in module._buffers.items()}
+    return (
+        plain | {f"p.{k}": v for k, v in module._parameters.items()} | {f"b.{k}": v for k, v in module._buffers.items()}
+    )
 
 
 def _is_equal(ours: Any, theirs: Any) -> bool:
@@ -72,7 +74,12 @@ def _is_same_class(ours: type, theirs: type) -> bool:
 
 def _methods(kind: type) -> dict[str, Any]:
     own = (base for base in kind.__mro__ if base not in nn.Module.__mro__)
-    return {f"{base.__qualname__}.{name}": _code(item) for base in own for name, item in vars(base).items() if isinstance(item, FunctionType)}
+    return {
+        f"{base.__qualname__}.{name}": _code(item)
+        for base in own
+        for name, item in vars(base).items()
+        if isinstance(item, FunctionType)
+    }
 
 
 def _code(function: FunctionType) -> tuple[Any, ...]:

@@ -44,9 +44,14 @@ class Switches(Device):
 
 def test_flags_are_set_for_the_context_and_put_back_after_an_error() -> None:
     device = Switches()
-    with pytest.raises(ZeroDivisionError), device.set_flags({"toy.fast": "off", "toy.layout": "nz"}):
-        assert device.values == {"toy.fast": "off", "toy.layout": "nz", "toy.late": "off"}
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with device.set_flags({"toy.fast": "off", "toy.layout": "nz"}):
+            assert device.values == {"toy.fast": "off", "toy.layout": "nz", "toy.late": "off"}
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert device.values == {"toy.fast": "on", "toy.layout": "nd", "toy.late": "off"}
 
 
@@ -155,9 +160,7 @@ def test_a_torch_npu_that_cannot_be_loaded_is_a_reason_and_not_a_crash(
     monkeypatch.delitem(sys.modules, "torch_npu")
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     reason = Npu().why_unavailable()
-    assert reason == (
-        "torch_npu cannot be loaded (ASCEND_HOME_PATH unset): libhccl.so: cannot open shared object file"
-    )
+    assert reason == ("torch_npu cannot be loaded (ASCEND_HOME_PATH unset): libhccl.so: cannot open shared object file")
     with pytest.raises(DeviceError, match="libhccl"):
         select_device("npu")
 

@@ -24,7 +24,9 @@ def target(tmp_path: Path) -> Write:
 
     def write(text: str, name: str = "target.py", function: str = "build") -> str:
         path = tmp_path / name
-        path.write_text("import torch\nimport torch.nn.functional as F\nfrom torch import nn\n" + text, encoding="utf-8")
+        path.write_text(
+            "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n" + text, encoding="utf-8"
+        )
         return f"{path}:{function}"
 
     return write
@@ -34,7 +36,9 @@ def target(tmp_path: Path) -> Write:
 def bisect(tmp_path: Path) -> Bisect:
     """Bisect a target, into a folder of the test's own."""
 
-    def run(target: str, *, topic: Topic = Topic.CHOICES, options: BisectOptions = QUICK, policy: str = "", **more: Any) -> BisectDone:
+    def run(
+        target: str, *, topic: Topic = Topic.CHOICES, options: BisectOptions = QUICK, policy: str = "", **more: Any
+    ) -> BisectDone:
         keys = ("candidate", "dtype", "fuse", "no_fuse", "plan", "seed", "device")
         told = {"target": target, "device": "cpu"} | {key: more.pop(key) for key in keys if key in more}
         settings = load_settings(Path(), {"run": told, "judge": {"policy": policy} if policy else {}})

@@ -88,7 +88,9 @@ def build():
 
 @pytest.mark.parametrize("stage", ["build", "forward"])
 def test_the_choice_that_makes_the_candidate_crash_is_found(target, bisect, named, stage: str) -> None:
-    text = layers("BOOM(index, on)") + f"""
+    text = (
+        layers("BOOM(index, on)")
+        + f"""
 def BOOM(index, on):
     if "low3" in on and {stage == "forward"}:
         raise RuntimeError("no such kernel")
@@ -100,6 +102,7 @@ def build(choices):
         raise RuntimeError("no such kernel")
     return plain(choices)
 """
+    )
     done = bisect(target(text), dtype="float32")
     assert done.result.fault is Fault.CRASH
     assert named(done) == {frozenset({"user:low3"})}
@@ -108,12 +111,15 @@ def build(choices):
 
 def test_a_crash_beside_a_culprit_does_not_hide_it(target, bisect, named) -> None:
     """low1 and low4 cannot run together, but each can; low5 is wrong."""
-    text = layers("CAREFUL(index, on)") + """
+    text = (
+        layers("CAREFUL(index, on)")
+        + """
 def CAREFUL(index, on):
     if {"low1", "low4"} <= on and "low6" not in on:
         raise RuntimeError("cannot run together")
     return index == 5 and "low5" in on
 """
+    )
     done = bisect(target(text), dtype="float32")
     assert frozenset({"user:low5"}) in named(done)
     assert all("cannot run together" in item.reason for item in done.result.outcome.unknown)

@@ -40,7 +40,10 @@ def reproduce(script: Path) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, script], cwd=script.parent.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return {form: float(value) for form, value in re.findall(r"(\w+)\s+relative L2 against float32 ([\d.e+-]+)", done.stdout)}
+    return {
+        form: float(value)
+        for form, value in re.findall(r"(\w+)\s+relative L2 against float32 ([\d.e+-]+)", done.stdout)
+    }
 
 
 def test_the_demos_int8_site_is_named_in_a_handful_of_probes(demo) -> None:
@@ -54,8 +57,12 @@ def test_the_demos_int8_site_is_named_in_a_handful_of_probes(demo) -> None:
 
 def test_the_largest_passing_plan_passes_and_the_smallest_failing_one_fails(demo, align) -> None:
     folder = demo.artifacts.folder
-    passing = align("run", "demo", "--steps", "2", "--plan", folder / demo.artifacts.largest_passing, "--no-timing", "--json")
-    failing = align("run", "demo", "--steps", "2", "--plan", folder / demo.artifacts.smallest_failing, "--no-timing", "--json")
+    passing = align(
+        "run", "demo", "--steps", "2", "--plan", folder / demo.artifacts.largest_passing, "--no-timing", "--json"
+    )
+    failing = align(
+        "run", "demo", "--steps", "2", "--plan", folder / demo.artifacts.smallest_failing, "--no-timing", "--json"
+    )
     assert json.loads(passing.out)["verdict"]["status"] == "pass"
     assert json.loads(failing.out)["verdict"]["status"] in ("drift", "collapsed")
 
@@ -83,7 +90,7 @@ def test_the_screen_is_at_most_a_hundred_columns_wide_and_escapes_what_it_shows(
     screen = StringIO()
     print_bisect(demo, Console(file=screen, width=200))
     lines = screen.getvalue().splitlines()
-    assert lines[0] == "✗ CULPRIT  one among 29 choices"
+    assert lines[0] == f"✗ CULPRIT  one of {len(demo.result.question.suspects)} choices"
     assert max(map(len, (line for line in lines if "--plan" not in line and not line.startswith("Files")))) <= 100
     narrow = StringIO()
     print_bisect(demo, Console(file=narrow, width=60))
@@ -106,7 +113,13 @@ def test_every_operator_with_a_kernel_here_has_a_script_that_runs(tmp_path: Path
         assert write_script(path, "demo", "a/b#0", operator, "cpu", operator.example("cpu", torch.bfloat16, 0))
         lines.append(f"runpy.run_path({str(path)!r}, run_name='__main__')")
     (tmp_path / "all.py").write_text("\n".join(lines), encoding="utf-8")
-    done = subprocess.run([sys.executable, tmp_path / "all.py"], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "all.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("relative L2 against float32") == 2 * (len(lines) - 1)
 
@@ -136,6 +149,10 @@ def test_a_price_is_known_only_where_its_interval_leaves_zero_out() -> None:
 
 def test_the_share_of_the_gain_is_told_only_where_there_is_a_gain() -> None:
     nothing, everything, kept = (Plan(name, "cpu", "float32") for name in ("nothing", "everything", "kept"))
-    rounds = {nothing: [2.0, 2.01, 1.99, 2.0, 2.0, 2.0, 2.0], everything: [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0], kept: [1.1] * 7}
+    rounds = {
+        nothing: [2.0, 2.01, 1.99, 2.0, 2.0, 2.0, 2.0],
+        everything: [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0],
+        kept: [1.1] * 7,
+    }
     assert share_of_gain(rounds, nothing, everything, kept) == pytest.approx(0.9, abs=0.02)
     assert share_of_gain(rounds, everything, nothing, kept) != share_of_gain(rounds, everything, nothing, kept)

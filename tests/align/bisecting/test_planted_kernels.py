@@ -46,7 +46,9 @@ def search(target: str, plant: Plant, folder: Path) -> tuple[frozenset[str], Out
         trials.prepare(session.baseline_plan())
         question = choice_question(session)
         options = BisectOptions(repeats=1, audits=2)
-        bisection = Bisection(session, question, Here(trials), Journal(folder / "journal", ""), options, lambda *_: None)
+        bisection = Bisection(
+            session, question, Here(trials), Journal(folder / "journal", ""), options, lambda *_: None
+        )
         return frozenset(guilty), bisection.search(rank(session, question), Fault.DRIFT)
 
 
@@ -61,10 +63,11 @@ UNETS = [
 ]  # fmt: skip
 
 
-
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("operator", "fault"), LLAMA)
-def test_the_faulty_kernel_of_a_llama_is_named(llama: str, tmp_path: Path, operator: str, fault: str, seed: int) -> None:
+def test_the_faulty_kernel_of_a_llama_is_named(
+    llama: str, tmp_path: Path, operator: str, fault: str, seed: int
+) -> None:
     guilty, outcome = search(llama, Plant({operator: fault}, seed), tmp_path)
     assert outcome.culprits == (guilty,)
     assert outcome.probes <= 8
@@ -100,7 +103,12 @@ def test_an_unranked_search_names_the_same_site(llama: str, tmp_path: Path) -> N
         trials = Trials(session, Criterion(policy_named("cann-l1")))
         trials.prepare(session.baseline_plan())
         bisection = Bisection(
-            session, choice_question(session), Here(trials), Journal(tmp_path / "journal", ""), BisectOptions(repeats=0), lambda *_: None
+            session,
+            choice_question(session),
+            Here(trials),
+            Journal(tmp_path / "journal", ""),
+            BisectOptions(repeats=0),
+            lambda *_: None,
         )
         outcome = bisection.search({}, Fault.DRIFT)
     assert outcome.culprits == (frozenset(guilty),)

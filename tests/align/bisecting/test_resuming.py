@@ -42,9 +42,24 @@ def build(choices):
 
 
 def start(target: str, out: Path, count: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "align.cli", "bisect", target, "--out", str(out), "--no-price", "--repeats", "1", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "align.cli",
+        "bisect",
+        target,
+        "--out",
+        str(out),
+        "--no-price",
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COUNT": str(count)}
-    return subprocess.Popen(command, env=environment, cwd=out.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, cwd=out.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_lines(journal: Path, lines: int) -> None:
@@ -98,7 +113,12 @@ def test_a_journal_gives_back_what_was_answered_in_its_order(tmp_path: Path) -> 
     for drift in (0.5, float("inf"), 0.25):
         journal.record(on, result(drift))
     again = Journal(tmp_path / "j", "name")
-    assert [again.replay(on), again.replay(on), again.replay(on), again.replay(on)] == [result(0.5), result(float("inf")), result(0.25), None]
+    assert [again.replay(on), again.replay(on), again.replay(on), again.replay(on)] == [
+        result(0.5),
+        result(float("inf")),
+        result(0.25),
+        None,
+    ]
     assert again.replayed == 3
 
 
@@ -129,8 +149,12 @@ def build(choices):
     return Net(choices).eval(), torch.randn(4, 16)
 """
     assert named(bisect(target(text))) == {frozenset({"user:a"})}
-    mended = bisect(target(text.replace('"a" in self.on', '"b" in self.on and FACTOR').replace("1.5", "1.25") + "\nFACTOR = True\n"))
+    mended = bisect(
+        target(text.replace('"a" in self.on', '"b" in self.on and FACTOR').replace("1.5", "1.25") + "\nFACTOR = True\n")
+    )
     assert named(mended) == {frozenset({"user:b"})}
     assert any("searched anew" in note for note in mended.result.notes)
-    same = bisect(target(text.replace('"a" in self.on', '"b" in self.on and FACTOR').replace("1.5", "1.25") + "\nFACTOR = True\n"))
+    same = bisect(
+        target(text.replace('"a" in self.on', '"b" in self.on and FACTOR').replace("1.5", "1.25") + "\nFACTOR = True\n")
+    )
     assert named(same) == {frozenset({"user:b"})}

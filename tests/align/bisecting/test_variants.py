@@ -150,9 +150,18 @@ def build_fused():
         (NARROW_SUM, "bfloat16", "1"),
         (LATE_SCALE, "float16", "scores"),
     ],
-    ids=["rms norm squared in half", "uniform attention", "tanh gelu", "rope table in bfloat16", "running sum in bfloat16", "scale after the scores"],
+    ids=[
+        "rms norm squared in half",
+        "uniform attention",
+        "tanh gelu",
+        "rope table in bfloat16",
+        "running sum in bfloat16",
+        "scale after the scores",
+    ],
 )
-def test_the_module_that_differs_for_the_worse_is_named(target, bisect, named, text: str, dtype: str, path: str) -> None:
+def test_the_module_that_differs_for_the_worse_is_named(
+    target, bisect, named, text: str, dtype: str, path: str
+) -> None:
     build = target(text)
     done = bisect(build, candidate=build.replace(":build", ":build_fused"), dtype=dtype)
     assert named(done) == {frozenset({f"user:module@{path}"})}
@@ -211,7 +220,9 @@ def build_fused():
 """
 
 
-@pytest.mark.parametrize("text", [BIAS_ONCE, FUSED_ATTENTION], ids=["bias before the rounding", "scores kept in float32"])
+@pytest.mark.parametrize(
+    "text", [BIAS_ONCE, FUSED_ATTENTION], ids=["bias before the rounding", "scores kept in float32"]
+)
 def test_a_module_that_is_nearer_to_the_truth_is_not_blamed(target, bisect, text: str) -> None:
     build = target(text)
     done = bisect(build, candidate=build.replace(":build", ":build_fused"), dtype="bfloat16")
@@ -259,10 +270,13 @@ def build_fused():
 
 def test_a_norm_folded_in_bfloat16_is_named_by_a_metric_of_the_users(target, bisect, named) -> None:
     """Its error is 2.5 times the baseline's, yet that of a single rounding: the policies let it pass."""
-    build = target(FOLDED + """
+    build = target(
+        FOLDED
+        + """
 def mean_error(candidate, reference):
     return (candidate.double() - reference.double()).abs().mean()
-""")
+"""
+    )
     metric = build.replace(":build", ":mean_error")
     done = bisect(build, candidate=build.replace(":build", ":build_fused"), dtype="bfloat16", metric=metric)
     assert named(done) == {frozenset({"user:module@body"})}
@@ -349,7 +363,9 @@ def test_a_result_that_depends_on_what_ran_before_is_told_to_be_not_deterministi
     build = target(STALE)
     done = bisect(build, candidate=build.replace(":build", ":build_fused"))
     assert named(done) == {frozenset({"user:module@3"})}
-    assert any(note.startswith("not deterministic: equal runs gave different bits with 1 of 1") for note in done.result.notes)
+    assert any(
+        note.startswith("not deterministic: equal runs gave different bits with 1 of 1") for note in done.result.notes
+    )
 
 
 def test_equal_variants_leave_nothing_to_search(target, bisect) -> None:

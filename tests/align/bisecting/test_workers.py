@@ -81,7 +81,9 @@ def test_trouble_in_one_trial_is_told_and_the_others_are_answered(trials: Trials
 
 def test_the_choice_that_hangs_is_found_by_a_search_with_a_timeout(target, bisect, named) -> None:
     text = TROUBLE.replace('"wrong", "hangs", "dies", "raises"', '"hangs", "other"')
-    done = bisect(target(text), workers=WorkerOptions(timeout=1.0), options=BisectOptions(repeats=0, audits=0, is_priced=False))
+    done = bisect(
+        target(text), workers=WorkerOptions(timeout=1.0), options=BisectOptions(repeats=0, audits=0, is_priced=False)
+    )
     assert named(done) == {frozenset({"user:hangs"})}
     assert done.result.cards[0].evidence == "no result within 1 s"
 

@@ -128,7 +128,9 @@ def test_traces_say_chip_flags_in_force_and_that_this_is_the_rig() -> None:
 
 
 def test_times_and_memory_come_from_the_device() -> None:
-    timing = run(f"{TARGETS}:plain_torch", dtype="float16", enabled=True, budget_seconds=0.2, max_rounds=8).report.timing
+    timing = run(
+        f"{TARGETS}:plain_torch", dtype="float16", enabled=True, budget_seconds=0.2, max_rounds=8
+    ).report.timing
     assert timing is not None
     assert timing.baseline.rounds >= 7
     assert timing.candidate.median > 0
