@@ -39,7 +39,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def build():
     config = LlamaConfig(vocab_size={vocab}, hidden_size={width}, intermediate_size={inner}, num_hidden_layers={layers},
                          num_attention_heads=8, num_key_value_heads=4, initializer_range={spread})
-    return LlamaForCausalLM(config).eval(), {{"input_ids": torch.randint(0, {vocab}, (2, {length})), "use_cache": False}}
+    ids = torch.randint(0, {vocab}, (2, {length}))
+    return LlamaForCausalLM(config).eval(), {{"input_ids": ids, "use_cache": False}}
 """
 
 UNET = """
@@ -48,7 +49,8 @@ from diffusers import UNet2DConditionModel
 
 def build():
     model = UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8, cross_attention_dim=32, attention_head_dim=8,
+        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, norm_num_groups=8,
+        cross_attention_dim=32, attention_head_dim=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
     ).eval()
     return model, (torch.randn(1, 4, 16, 16), 500, torch.randn(1, 8, 32)), {"return_dict": False}
@@ -104,7 +106,7 @@ def cost_of_trial(target: str, prepare: Callable[[Session], None] = lambda sessi
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One planted problem: what is guilty, whether it leaves the limits, alone and beside all others, what was named."""
+    """One planted problem: what is guilty, whether it leaves the limits (alone and beside all others), the answer."""
 
     guilty: frozenset[str]
     matters: bool
@@ -114,7 +116,7 @@ class Found:
 
     @property
     def is_right(self) -> bool:
-        """Exactly the guilty are named, or told to hide behind one that is; nobody where the results stay in the limits."""
+        """Exactly the guilty are named, or told to hide behind one that is; nobody where results stay in the limits."""
         return bool(self.named) == self.matters and self.named | self.hidden == (
             self.guilty if self.matters else frozenset()
         )
@@ -188,13 +190,13 @@ def sweep(name: str, target: str, seeds: int, folder: Path) -> None:
         spent.setdefault(kind if len(plant.faults) < 2 else "two operators at once", []).append(found.probes)
         if not found.is_right:
             print(
-                f"  wrong: {plant}: guilty {sorted(found.guilty)}, named {sorted(found.named)}, hidden {sorted(found.hidden)}",
+                f"  wrong: {plant}: guilty {set(found.guilty)}, named {set(found.named)}, hidden {set(found.hidden)}",
                 flush=True,
             )
     for kind, count in sorted(tally.items()):
         print(
-            f"{name:<8} {kind:<24} planted {count['planted']:>3}, over the limits {count['matters']:>3}, right {count['right']:>3}, "
-            f"probes {statistics.median(spent[kind]):g} (most {max(spent[kind])})", flush=True,
+            f"{name:<8} {kind:<24} planted {count['planted']:>3}, over the limits {count['matters']:>3}, "
+            f"right {count['right']:>3}, probes {statistics.median(spent[kind]):g} (most {max(spent[kind])})", flush=True,
         )  # fmt: skip
 
 

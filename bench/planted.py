@@ -131,7 +131,7 @@ def planted(plant: Plant) -> Iterator[list[str]]:
 
 
 def _with_kernel(site: PlannedSite) -> PlannedSite:
-    """The site with its own kernel, or with its unfused form as one; kernels that leave the call as written are called."""
+    """The site with its own kernel, or with its unfused form as one; native kernels are called too."""
     if site.kernel is not None:
         return replace(site, kernel=replace(site.kernel, is_native=False))
     return replace(site, kernel=Kernel(site.match.operator.unfused, "the unfused form"), reason="")

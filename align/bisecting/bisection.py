@@ -63,7 +63,7 @@ class Bisection:
         return plan_with(self.question, on)
 
     def run_all(self, sets: Sequence[On]) -> list[TrialResult]:
-        """Results of sets of suspects, in their order: from the journal while it has them, else by running their plans."""
+        """Results of sets of suspects, in their order: from the journal while it has them, else by running."""
         told = {index: result for index, on in enumerate(sets) if (result := self.journal.replay(on)) is not None}
         missing = [index for index in range(len(sets)) if index not in told]
         ran = self.workers.answer([self.plan(sets[index]) for index in missing]) if missing else []
@@ -106,7 +106,7 @@ class Bisection:
 
     @property
     def expected(self) -> int:
-        """Trials of a search for one culprit: probes, repeats of both ends, the culprit, nothing less and the plan, audits."""
+        """Trials of a search for one culprit: probes, repeats of both ends, the culprit and the plan, audits."""
         probes = expect_probes(len(self.question.suspects)) + 4 * self.options.repeats + self.options.audits
         return min(probes, self.options.max_trials)
 
@@ -126,7 +126,7 @@ def _path(choice: Choice) -> tuple[str, ...]:
 
 
 def rank(session: Session, question: Question) -> dict[Choice, float]:
-    """Local error of every fused site, from one shadow pass over the candidate; empty where sites cannot be shadowed."""
+    """Local error of every fused site, from one shadow pass over the candidate; empty where it cannot be shadowed."""
     if not any(choice.kind is ChoiceKind.FUSION for choice in question.suspects):
         return {}
     try:

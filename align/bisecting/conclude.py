@@ -22,7 +22,8 @@ def conclude(bisection: Bisection, outcome: Outcome, fault: Fault, criterion: Cr
     verdicts = _verdicts(bisection, outcome)
     culprits = {culprit: _card(bisection, culprit, outcome) for culprit in outcome.culprits}
     result = BisectResult(
-        outcome, verdicts, tuple(culprits.values()), bisection.question, fault, notes=_notes(bisection), is_interrupted=bisection.is_interrupted
+        outcome, verdicts, tuple(culprits.values()), bisection.question, fault,
+        notes=_notes(bisection), is_interrupted=bisection.is_interrupted,
     )  # fmt: skip
     if bisection.is_interrupted:
         return result
@@ -38,7 +39,8 @@ def _verdicts(bisection: Bisection, outcome: Outcome) -> Verdicts:
     passing, failing = outcome.largest_passing, outcome.smallest_failing
     return Verdicts(
         first.get(frozenset()), first.get(bisection.question.all_on),
-        bisection.plan(passing) if passing is not None else None, bisection.plan(failing) if failing is not None else None,
+        bisection.plan(passing) if passing is not None else None,
+        bisection.plan(failing) if failing is not None else None,
         first.get(passing) if passing is not None else None,
     )  # fmt: skip
 

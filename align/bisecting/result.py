@@ -30,9 +30,9 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class BisectResult:
-    """What a bisect found. `share_of_gain` is the part of the speed-up that the largest passing plan keeps, NaN if unknown.
+    """What a bisect found. `share_of_gain`: what the largest passing plan keeps of the speed-up, NaN if unknown.
 
-    fault  DRIFT where results were judged; CRASH where the candidate fails to run and the choice that makes it was sought
+    fault  DRIFT where results were judged; CRASH where the candidate fails to run, and what makes it was sought
     """
 
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Do a whole bisect: prepare the ends, check the observer, search, share out what no small set explains, leave files."""
+"""Do a whole bisect: prepare the ends, check the observer, search, share out shared drift, leave files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BisectRequest:
 
     @property
     def criterion(self) -> Criterion:
-        """What a trial is judged by. Precision is judged by absolute limits: its baseline would be the candidate itself."""
+        """What a trial is judged by. Precision is judged by absolute limits: its baseline is the candidate itself."""
         policy = self.settings.judge.policy
         if self.topic.is_precision and policy.startswith(("cann", "auto")):
             policy = "standard"
@@ -52,9 +52,10 @@ class BisectRequest:
                 "policy auto needs perturbed runs, which a bisect does not make",
                 "choose cann-l0, cann-l1, cann-l2, standard or cosine",
             )
+        overrides = tuple((glob, policy_named(name)) for glob, name in self.settings.judge.overrides.items())
         return Criterion(
-            policy_named(policy), self.nodes, self.metric, self.metric_limit, has_baseline=not self.topic.is_precision
-        )
+            policy_named(policy), self.nodes, self.metric, self.metric_limit, not self.topic.is_precision, overrides
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def _folder(request: BisectRequest) -> Path:
 def _name_of(request: BisectRequest, question: Question, baseline: TrialResult) -> str:
     """What an answer in the journal depends on."""
     run = request.settings.run
-    return f"{run.target} {run.candidate} {run.seed} {run.steps} {question.everything.digest} {question.topic} {request.criterion} {baseline.digest}"
+    ran = f"{run.target} {run.candidate} {run.seed} {run.steps} {baseline.digest}"
+    return f"{ran} {question.everything.digest} {question.topic} {request.criterion}"
 
 
 def _trust_journal(job: Job, bisection: Bisection) -> None:
@@ -183,7 +185,7 @@ def _training_notes(session: Session, question: Question) -> Sequence[str]:
         found.append("the model is in training mode: dropout and batch statistics are active")
     if any(choice.name == "training_mode" for choice in question.suspects):
         found.append(
-            "the candidate is in training mode where the baseline is not: dropout and batch statistics differ, not precision"
+            "the candidate is in training mode where the baseline is not: dropout and batch statistics, not precision"
         )
     return found
 

@@ -43,7 +43,8 @@ def read(told, stored):
     if not isinstance(told, dict):
         return told
     if "list" in told:
-        return told["as"] == "tuple" and tuple(read(item, stored) for item in told["list"]) or [read(item, stored) for item in told["list"]]
+        items = [read(item, stored) for item in told["list"]]
+        return tuple(items) if told["as"] == "tuple" else items
     if "tensor" not in told:
         return getattr(torch, told["dtype"])
     value = torch.from_numpy(stored[told["tensor"]].copy()).view(getattr(torch, told["dtype"])).reshape(told["shape"])
@@ -72,12 +73,16 @@ def main():
     def there():
         return arguments(lambda tensor: tensor.to(DEVICE))
 
+    def wide(tensor):
+        return tensor.float() if tensor.is_floating_point() else tensor
+
     with torch.no_grad():
-        exact = first(operator.unfused(**arguments(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)))
-        forms = {{"unfused": first(operator.unfused(**there())), "fused": first(operator.kernels[DEVICE].run(**there()))}}
+        exact = first(operator.unfused(**arguments(wide)))
+        forms = {{"unfused": operator.unfused(**there()), "fused": operator.kernels[DEVICE].run(**there())}}
     for form, result in forms.items():
-        error = result - exact
-        print(f"{{form:8}} relative L2 against float32 {{(error.norm() / exact.norm()).item():.4g}}, largest error {{error.abs().max().item():.4g}}")
+        error = first(result) - exact
+        share, largest = (error.norm() / exact.norm()).item(), error.abs().max().item()
+        print(f"{{form:8}} relative L2 against float32 {{share:.4g}}, largest error {{largest:.4g}}")
 
 
 if __name__ == "__main__":
@@ -97,8 +102,8 @@ def write_script(
     npz = path.with_suffix(".npz")
     np.savez(npz, **arrays)  # type: ignore[arg-type]
     text = _TEMPLATE.format(
-        site=site, npz=npz.name, target=absolute(target), operator=operator.name, summary=operator.summary, device=device,
-        arguments=json.dumps(told),
+        site=site, npz=npz.name, target=absolute(target), operator=operator.name, summary=operator.summary,
+        device=device, arguments=json.dumps(told),
     )  # fmt: skip
     path.write_text(text, encoding="utf-8")
     return True

@@ -123,7 +123,7 @@ def _card(done: BisectDone, card: CulpritCard, number: int) -> Iterator[Line]:
 def _evidence(card: CulpritCard) -> Iterator[Line]:
     why, _, first = card.evidence.partition("; first bad node ")
     yield (
-        f"    {'drift':<{_LABEL}}{figure(card.drift_with)} with it alone, {figure(card.drift_without)} with every choice off",
+        f"    {'drift':<{_LABEL}}{figure(card.drift_with)} with it alone, {figure(card.drift_without)} with all off",
         "",
     )
     yield f"    {'judged':<{_LABEL}}{why}", ""
@@ -157,10 +157,8 @@ def _plan(done: BisectDone) -> Iterator[Line]:
         yield f"  drift {figure(result.verdicts.kept.drift)}; {result.verdicts.kept.why}", ""
     run = done.request.settings.run
     variant = f" --candidate {shlex.quote(run.candidate)}" if run.candidate else ""
-    yield (
-        f"  align run {shlex.quote(run.target)}{variant} --plan {shlex.quote(str(done.artifacts.folder / done.artifacts.largest_passing))}",
-        "",
-    )
+    plan = shlex.quote(str(done.artifacts.folder / done.artifacts.largest_passing))
+    yield f"  align run {shlex.quote(run.target)}{variant} --plan {plan}", ""
 
 
 def _gain(done: BisectDone) -> str:
@@ -173,7 +171,7 @@ def _gain(done: BisectDone) -> str:
 def _shared(shared: SharedGuilt) -> Iterator[Line]:
     yield "", ""
     yield (
-        f"Shared guilt  shares of the squared drift over {shared.subsets} random subsets (goodness of fit {figure(shared.goodness)})",
+        f"Shared guilt  of the squared drift, by {shared.subsets} random subsets (fit {figure(shared.goodness)})",
         "bold",
     )
     for row in shared.shares[:10]:

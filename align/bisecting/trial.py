@@ -17,7 +17,7 @@ import numpy as np
 from align.compare.judge import judge
 from align.compare.measures import measure
 from align.compare.model import Comparison, Coverage, Judgement, Measures, NodeComparison, Pairing, Status, Verdict
-from align.compare.policy import Policy
+from align.compare.policy import Overrides, Policy
 from align.dumpers.choice import Plan
 from align.dumpers.dtypes import RawTensor
 from align.dumpers.errors import AlignError, TargetError, UndecidedError, UsageError
@@ -44,11 +44,12 @@ class Criterion:
     metric: str = ""
     limit: float = math.nan
     has_baseline: bool = True
+    overrides: Overrides = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a user's metric is read: an error (smaller is better) or a score (larger is better), and how far it may go."""
+    """How a user's metric is read: an error (smaller is better) or a score (larger is better), and its limit."""
 
     limit: float
     is_score: bool
@@ -61,8 +62,8 @@ class Scale:
 def scale_of(perfect: float, baseline: float, limit: float) -> Scale:
     """Read a metric from its value of the reference against itself (`perfect`) and of the baseline.
 
-    Without a limit of the user's, a candidate may be 1.5 times as far from perfect as the baseline; of a measure without
-    a perfect value, such as PSNR, it may lose 20 log10(1.5) = 3.52 dB.
+    Without a limit of the user's, a candidate may be 1.5 times as far from perfect as the baseline; of a measure
+    without a perfect value, such as PSNR, it may lose 20 log10(1.5) = 3.52 dB.
     """
     is_score = perfect > baseline
     if math.isnan(limit):
@@ -143,7 +144,7 @@ class Trials:
         return self._judged(collected, ran)
 
     def adopt(self, ends: Ends) -> None:
-        """Survey, and measure against what another process has found: a baseline must not be run with this one's environment."""
+        """Survey, and measure against what another process has found: here the environment may be the candidate's."""
         self._survey()
         self.ends = ends
 
@@ -194,7 +195,8 @@ class Trials:
         comparison = Comparison(
             (*above, *nodes), Coverage(len(nodes), len(nodes), 0, 0, 0, 0), self.criterion.has_baseline
         )
-        return nodes, judge(comparison, self.criterion.policy, outputs=tuple(self.ends.reference))
+        told = self.criterion
+        return nodes, judge(comparison, told.policy, overrides=told.overrides, outputs=tuple(self.ends.reference))
 
     def _own(self, judgement: Judgement) -> tuple[Verdict, ...]:
         return judgement.verdicts[len(self._above) :]

@@ -78,8 +78,8 @@ def bisect(
     from align.settings import load_settings
 
     run: dict[str, Any] = _of_run_folder(target) | given(
-        candidate=candidate, device=device, dtype=dtype, fuse=tuple(fuse), no_fuse=tuple(no_fuse), flags=tuple(flag), steps=steps, seed=seed,
-        plan=str(plan or ""),
+        candidate=candidate, device=device, dtype=dtype, fuse=tuple(fuse), no_fuse=tuple(no_fuse), flags=tuple(flag),
+        steps=steps, seed=seed, plan=str(plan or ""),
     )  # fmt: skip
     topic = Topic.BY_CALL if by_call else Topic.PRECISION if precision else Topic.CHOICES
     request = BisectRequest(

@@ -54,12 +54,14 @@ def search(target: str, plant: Plant, folder: Path) -> tuple[frozenset[str], Out
 
 LLAMA = [
     ("attention", "missing scale"), ("attention", "mask polarity"), ("attention", "tail columns"),
-    ("rms_norm", "wrong eps"), ("rms_norm", "narrow sums"), ("add_rms_norm", "wrong eps"), ("add_rms_norm", "tail columns"),
-    ("rotary", "tail columns"), ("rotary", "missing scale"), ("linear_act", "missing scale"), ("linear_act", "tail columns"),
+    ("rms_norm", "wrong eps"), ("rms_norm", "narrow sums"), ("add_rms_norm", "wrong eps"),
+    ("add_rms_norm", "tail columns"), ("rotary", "tail columns"), ("rotary", "missing scale"),
+    ("linear_act", "missing scale"), ("linear_act", "tail columns"),
 ]  # fmt: skip
 UNETS = [
-    ("group_norm_silu", "wrong eps"), ("group_norm_silu", "tail columns"), ("resize_conv", "tail columns"), ("resize_conv", "narrow sums"),
-    ("layer_norm", "wrong eps"), ("attention", "tail columns"), ("geglu", "missing scale"), ("linear_act", "missing scale"),
+    ("group_norm_silu", "wrong eps"), ("group_norm_silu", "tail columns"), ("resize_conv", "tail columns"),
+    ("resize_conv", "narrow sums"), ("layer_norm", "wrong eps"), ("attention", "tail columns"),
+    ("geglu", "missing scale"), ("linear_act", "missing scale"),
 ]  # fmt: skip
 
 

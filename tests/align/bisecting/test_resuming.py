@@ -31,7 +31,7 @@ class Net(nn.Module):
     def forward(self, x):
         with COUNT.open("a") as file:
             file.write("x")
-        time.sleep(0.2)
+        time.sleep(0.1)
         h = self.linear(x)
         return h * 1.5 if "c09" in self.on or "c31" in self.on else h
 

@@ -35,7 +35,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, averages):
         super().__init__()
-        self.norm, self.qkv, self.attn, self.out = nn.LayerNorm(32), nn.Linear(32, 96), Attention(averages), nn.Linear(32, 32)
+        self.norm, self.qkv = nn.LayerNorm(32), nn.Linear(32, 96)
+        self.attn, self.out = Attention(averages), nn.Linear(32, 32)
     def forward(self, x):
         return x + self.out(self.attn(*self.qkv(self.norm(x)).chunk(3, -1)))
 
@@ -53,7 +54,8 @@ def build_fused():
 OTHER_GELU = """
 def net(kinds):
     torch.manual_seed(0)
-    return nn.Sequential(*[m for kind in kinds for m in (nn.Linear(64, 64), nn.GELU(approximate=kind))]).eval(), torch.randn(256, 64) * 6
+    layers = [layer for kind in kinds for layer in (nn.Linear(64, 64), nn.GELU(approximate=kind))]
+    return nn.Sequential(*layers).eval(), torch.randn(256, 64) * 6
 
 def build():
     return net(["none", "none", "none"])
@@ -124,7 +126,8 @@ class Attention(nn.Module):
     def __init__(self, scales_first):
         super().__init__()
         torch.manual_seed(0)
-        self.q, self.k, self.scores, self.soft = nn.Linear(64, 64), nn.Linear(64, 64), Scores(scales_first), nn.Softmax(-1)
+        self.q, self.k = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.scores, self.soft = Scores(scales_first), nn.Softmax(-1)
     def forward(self, x):
         return self.soft(self.scores(self.q(x), self.k(x))) @ x
 
@@ -242,7 +245,8 @@ def parts():
 class Folded(nn.Module):
     def __init__(self, conv, norm, dtype):
         super().__init__()
-        w, m, v, g, h = (t.data.to(dtype) for t in (conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias))
+        parts = (conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        w, m, v, g, h = (part.data.to(dtype) for part in parts)
         s = g * torch.rsqrt(v + norm.eps)
         self.weight, self.bias = nn.Parameter(w * s[:, None, None, None]), nn.Parameter(h - m * s)
     def forward(self, x):

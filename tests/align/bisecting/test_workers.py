@@ -1,4 +1,4 @@
-"""Trials in other processes: several at once, timed out, killed, with an environment of their own; and on a Ray cluster."""
+"""Trials in other processes: several at once, timed out, killed, with their own environment; and on a Ray cluster."""
 
 import os
 from collections.abc import Iterator
