@@ -11,6 +11,7 @@ from rich.table import Table
 
 from align.operators.base import Operator
 from align.operators.registry import catalog
+from align.plan import PlannedSite
 from align.reports.numbers import nbytes
 from align.session import Session
 from align.settings import RunSettings
@@ -78,14 +79,21 @@ def site_rows(target: str, device: str, dtype: str) -> tuple[SiteRow, ...]:
             planned.site.operator,
             planned.reason,
             planned.site.interior_nbytes,
-            _doubt(planned.site.interior_nbytes),
+            doubt_of(planned),
         )
         for planned in session.sites
     )
 
 
-def _doubt(interior: int) -> str:
-    return "interior larger than on-chip memory: measure before fusing" if interior > _ON_CHIP_BYTES else ""
+_LAYOUT = ("contiguous", "permute", "clone")
+
+
+def doubt_of(planned: PlannedSite) -> str:
+    """Why fusing a site may not pay here, or "": its interior goes through main memory anyway, or is laid out anew."""
+    if planned.site.interior_nbytes > _ON_CHIP_BYTES:
+        return "interior larger than on-chip memory: measure before fusing"
+    moved = [op for _, op, _ in planned.match.calls[:-1] if op in _LAYOUT]
+    return f"layout changes in between ({moved[0]}): measure before fusing" if moved else ""
 
 
 def print_catalog(rows: Sequence[OperatorRow], console: Console) -> None:

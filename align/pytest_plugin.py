@@ -60,7 +60,7 @@ def _workload(model: Any, inputs: Any) -> Any:
 def _run(name: str, folder: Path, workload: Any, candidate: Any, options: dict[str, Any]) -> RunReport:
     __tracebackhide__ = True
     from align.dumpers.errors import AlignError
-    from align.pytest_check import check_objects, failures
+    from align.gating.pytest_check import check_objects, failures
 
     try:
         checked = check_objects(name, folder, workload, candidate, options)

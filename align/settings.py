@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from align.dumpers.errors import ConfigError
-from align.gate_limits import ErrorLimits, read_limits
+from align.gating.limits import ErrorLimits, read_limits
 
 CONFIG_NAME = "align.toml"
 

@@ -196,7 +196,8 @@ def sweep(name: str, target: str, seeds: int, folder: Path) -> None:
     for kind, count in sorted(tally.items()):
         print(
             f"{name:<8} {kind:<24} planted {count['planted']:>3}, over the limits {count['matters']:>3}, "
-            f"right {count['right']:>3}, probes {statistics.median(spent[kind]):g} (most {max(spent[kind])})", flush=True,
+            f"right {count['right']:>3}, probes {statistics.median(spent[kind]):g} (most {max(spent[kind])})",
+            flush=True,
         )  # fmt: skip
 
 

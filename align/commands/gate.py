@@ -12,7 +12,7 @@ from align.commands.options import Config, Fuse, Json, NoFuse, Quiet, Target, gi
 from align.commands.output import console, progress, write
 
 if TYPE_CHECKING:
-    from align.gate_model import GateResult
+    from align.gating.model import GateResult
     from align.settings import Settings
 
 _GITLAB_FILE = Path("gl-code-quality-report.json")
@@ -97,7 +97,7 @@ def gate(
 def _limits(texts: list[str]) -> dict[str, dict[str, float]]:
     """`--limit` options as the table that align.toml would hold."""
     from align.dumpers.errors import UsageError
-    from align.gate_limits import METRICS, parse_limit
+    from align.gating.limits import METRICS, parse_limit
 
     limits: dict[str, dict[str, float]] = {}
     for text in texts:
@@ -136,7 +136,7 @@ def _flavour(name: str) -> Any:
 def _judged(
     settings: Settings, run: Path | None, out: Path | None, *, is_accepted: bool, is_forced: bool, is_silent: bool
 ) -> GateResult:
-    from align import gate as gating
+    from align.gating import gate as gating
 
     if run is not None:
         report = gating.read_for_gate(run, settings)
@@ -147,7 +147,7 @@ def _judged(
 
 
 def _write_files(result: GateResult, files: dict[str, Path | None], cases: str, top: int) -> None:
-    from align.gate_outputs import gate_junit, gate_markdown
+    from align.gating.outputs import gate_junit, gate_markdown
     from align.reports.forge import to_sarif
     from align.reports.junit import CaseUnit
 
@@ -175,7 +175,7 @@ def _write_file(path: Path, text: str, mode: Literal["a", "w"]) -> None:
 
 
 def _tell(result: GateResult, *, top: int, is_json: bool, is_quiet: bool) -> None:
-    from align.gate_outputs import gate_json, gate_lines
+    from align.gating.outputs import gate_json, gate_lines
 
     if is_json:
         write(gate_json(result))
@@ -187,7 +187,7 @@ def _tell(result: GateResult, *, top: int, is_json: bool, is_quiet: bool) -> Non
 
 def _annotate(result: GateResult, flavour: Any, top: int, *, to_stderr: bool) -> None:
     """GitHub reads commands from both streams; with --json stdout holds the object only."""
-    from align.gate_outputs import gate_annotations, gate_markdown
+    from align.gating.outputs import gate_annotations, gate_markdown
     from align.reports.forge import Flavour
 
     if flavour is None:

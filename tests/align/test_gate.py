@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from junitparser import Failure, JUnitXml, Skipped
 
-from align.budget import allowed_error, budget_checks, entry_of, review
 from align.cli import main
 from align.compare.model import Comparison, Coverage, Judgement, Measures, NodeComparison, Pairing, Status
 from align.dumpers.choice import Plan
 from align.dumpers.errors import ConfigError
 from align.dumpers.model import NodeKey, NodeKind, OpClass
 from align.dumpers.survey import CallGraph, CallRecord
-from align.gate_checks import check_limits
-from align.gate_limits import ErrorLimits, parse_limit, read_limits
-from align.gate_model import Check, GateResult, Outcome
-from align.gate_outputs import gate_annotations, gate_json, gate_junit, gate_lines, gate_markdown
+from align.gating.budget import allowed_error, budget_checks, entry_of, review
+from align.gating.checks import check_limits
+from align.gating.limits import ErrorLimits, parse_limit, read_limits
+from align.gating.model import Check, GateResult, Outcome
+from align.gating.outputs import gate_annotations, gate_json, gate_junit, gate_lines, gate_markdown
 from align.operators._patterns import take
 from align.operators.base import Kernel, Match, Operator
 from align.operators.registry import register, unregister

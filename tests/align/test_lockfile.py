@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from align.compare.model import Comparison, Coverage, Judgement, Status
 from align.dumpers.choice import Plan
 from align.dumpers.errors import ConfigError, UsageError
-from align.lockfile import Accepted, differences, find_entry, fingerprint, read_lock, replace_entry, write_lock
+from align.gating.lockfile import Accepted, differences, find_entry, fingerprint, read_lock, replace_entry, write_lock
 from align.reports.model import RoleRow, RunReport
 
 HERE = (("chip", "Ascend 910B"), ("device", "npu"), ("dtype", "bfloat16"), ("torch", "2.13.0"))

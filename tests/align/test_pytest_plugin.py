@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import align.pytest_check  # noqa: F401 - pytester forgets modules that an inner run loads first; torch cannot load twice
+import align.gating.pytest_check  # noqa: F401 - pytester forgets modules that an inner run loads first; torch cannot load twice
 
 pytest_plugins = ["pytester"]
 
@@ -172,7 +172,7 @@ import sys
 
 def test_light(request):
     assert request.config.pluginmanager.has_plugin("align.pytest_plugin")
-    heavy = {"torch", "numpy", "pydantic", "h5py", "rich", "align.pytest_check"}
+    heavy = {"torch", "numpy", "pydantic", "h5py", "rich", "align.gating.pytest_check"}
     assert not heavy & sys.modules.keys()
 """
     )

@@ -9,13 +9,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from align.budget import budget_checks, entry_of, review, unknown_environment
 from align.compare.judge import judge
 from align.compare.policy import Method, policy_named
 from align.dumpers.errors import UndecidedError, UsageError
-from align.gate_checks import check_limits
-from align.gate_model import Check, GateResult, Outcome
-from align.lockfile import find_entry, fingerprint, read_lock, replace_entry, write_lock
+from align.gating.budget import budget_checks, entry_of, review, unknown_environment
+from align.gating.checks import check_limits
+from align.gating.lockfile import find_entry, fingerprint, read_lock, replace_entry, write_lock
+from align.gating.model import Check, GateResult, Outcome
 from align.progress import Reporter
 from align.reports.model import RunReport
 from align.reports.numbers import plural

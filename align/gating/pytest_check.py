@@ -13,10 +13,10 @@ from torch import nn
 
 from align.api import by_section, run_folder
 from align.dumpers.errors import UsageError
-from align.gate_checks import check_limits
-from align.gate_model import GateResult
-from align.gate_outputs import gate_lines
-from align.objects import finder, target_of
+from align.gating.checks import check_limits
+from align.gating.model import GateResult
+from align.gating.objects import finder, target_of
+from align.gating.outputs import gate_lines
 from align.progress import Silent
 from align.reports.ledger import fused_line
 from align.reports.numbers import figure

@@ -8,14 +8,14 @@ from typing import Any
 
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from align.gate_model import Check, GateResult, Outcome
+from align.gating.model import Check, GateResult, Outcome
 from align.reports.forge import Flavour, to_annotations, to_markdown
 from align.reports.junit import CaseUnit, to_junit
 from align.reports.machine import as_object, plain
 from align.reports.text import one_line
 
 _WIDTH = max(len(outcome) for outcome in Outcome)
-_SUITE = "align.gate"
+_SUITE = "align.gating.gate"
 
 
 def gate_lines(result: GateResult, *, top: int) -> Iterator[str]:

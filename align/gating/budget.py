@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from align.compare.model import NodeComparison
-from align.gate_checks import error_of, unit_of
-from align.gate_model import Check, Outcome
-from align.lockfile import Accepted, differences, fingerprint
+from align.gating.checks import error_of, unit_of
+from align.gating.lockfile import Accepted, differences, fingerprint
+from align.gating.model import Check, Outcome
 from align.reports.model import RunReport, Timing
 from align.reports.numbers import figure, interval, plural, times
 from align.reports.text import one_line

@@ -12,8 +12,8 @@ from align.compare.model import NodeComparison, Pairing, Status
 from align.compare.source import matches_glob
 from align.dumpers.dtypes import DTYPES
 from align.dumpers.errors import ConfigError
-from align.gate_limits import ErrorLimits
-from align.gate_model import Check, Outcome
+from align.gating.limits import ErrorLimits
+from align.gating.model import Check, Outcome
 from align.judging import exit_code_of
 from align.reports.model import RunReport, Timing
 from align.reports.numbers import figure, interval, nbytes, percent, plural, times

@@ -1,0 +1,1 @@
+"""The gate: limits and a committed budget applied to a run, and told to machines; the pytest check is the same job."""
