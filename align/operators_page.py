@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from align.catalog_view import DEVICES
+from align.catalog_view import DEVICES, main_entry
 from align.operators.base import Operator
 from align.operators.registry import catalog
 
@@ -54,7 +54,8 @@ def _overview() -> Iterator[str]:
     yield "|---|---|" + "---|" * len(DEVICES) + "---|"
     for name, same in _by_name():
         cells = ["yes" if any(kind in operator.kernels for operator in same) else "-" for kind in DEVICES]
-        yield f"| `{name}` | {same[0].op_class} | {' | '.join(cells)} | {same[0].summary} |"
+        main = main_entry(same)
+        yield f"| `{name}` | {main.op_class} | {' | '.join(cells)} | {main.summary} |"
 
 
 def _details() -> Iterator[str]:

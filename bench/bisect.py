@@ -111,15 +111,13 @@ class Found:
     guilty: frozenset[str]
     matters: bool
     named: frozenset[str]
-    hidden: frozenset[str]
+    harmless: frozenset[str]
     probes: int
 
     @property
     def is_right(self) -> bool:
-        """Exactly the guilty are named, or told to hide behind one that is; nobody where results stay in the limits."""
-        return bool(self.named) == self.matters and self.named | self.hidden == (
-            self.guilty if self.matters else frozenset()
-        )
+        """Exactly the guilty are named, but for those that pass beside all the rest; nobody where results pass."""
+        return bool(self.named) == self.matters and (not self.matters or self.named | self.harmless == self.guilty)
 
 
 def find(target: str, plant: Plant, policy: str, folder: Path) -> Found | None:
@@ -140,10 +138,9 @@ def find(target: str, plant: Plant, policy: str, folder: Path) -> Found | None:
         bisection = Bisection(session, question, Here(trials), journal, BisectOptions(repeats=1), lambda *_: None)
         outcome: Outcome = bisection.search(rank(session, question), Fault.DRIFT)
         (folder / "none").unlink(missing_ok=True)
-    named, hidden = (
-        frozenset(choice for culprit in sets for choice in culprit) for sets in (outcome.culprits, outcome.masked)
-    )
-    return Found(frozenset(guilty), matters, named, hidden, outcome.probes)
+    named = frozenset(choice for culprit in outcome.culprits for choice in culprit)
+    harmless = frozenset(guilty) & (outcome.largest_passing or frozenset())
+    return Found(frozenset(guilty), matters, named, harmless, outcome.probes)
 
 
 def operators_of(target: str) -> dict[str, set[str]]:
@@ -190,7 +187,7 @@ def sweep(name: str, target: str, seeds: int, folder: Path) -> None:
         spent.setdefault(kind if len(plant.faults) < 2 else "two operators at once", []).append(found.probes)
         if not found.is_right:
             print(
-                f"  wrong: {plant}: guilty {set(found.guilty)}, named {set(found.named)}, hidden {set(found.hidden)}",
+                f"  wrong: {plant}: guilty {set(found.guilty)}, named {set(found.named)}",
                 flush=True,
             )
     for kind, count in sorted(tally.items()):

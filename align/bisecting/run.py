@@ -19,6 +19,7 @@ from align.bisecting.trial import Criterion, TrialResult, Trials, require_same
 from align.bisecting.workers import WorkerOptions, start_workers
 from align.compare.model import Status
 from align.compare.policy import policy_named
+from align.compare.search import Outcome
 from align.compare.search import Status as Found
 from align.dumpers.choice import Plan
 from align.dumpers.errors import UsageError
@@ -120,12 +121,21 @@ def _searched(job: Job, bisection: Bisection) -> BisectDone:
         if _everything_crashes(bisection) and not bisection.is_interrupted:
             outcome, fault = bisection.search(ranking, Fault.CRASH), Fault.CRASH
     with job.progress.stage("first bad node, kind, price"):
-        result = conclude(bisection, outcome, fault, job.trials.criterion)
-    shared = None if result.is_interrupted else _shared(job, bisection, result)
-    result = replace(result, notes=(*job.notes, *result.notes))
+        result = _concluded(job, bisection, outcome, fault)
+    shared = _shared(job, bisection, result)
+    result = replace(result, notes=(*job.notes, *result.notes), is_interrupted=bisection.is_interrupted)
     picked = bisection.plan(question.all_on - set(shared.picked.off)) if shared and shared.picked else None
     artifacts = write_artifacts(job.folder, job.session, result, picked)
     return BisectDone(request, result, artifacts, bisection.trials, bisection.journal.replayed, shared, picked)
+
+
+def _concluded(job: Job, bisection: Bisection, outcome: Outcome, fault: Fault) -> BisectResult:
+    """What was found, with evidence and price; after Ctrl-C, what was found."""
+    try:
+        return conclude(bisection, outcome, fault, job.trials.criterion)
+    except KeyboardInterrupt:
+        bisection.is_interrupted = True
+        return conclude(bisection, outcome, fault, job.trials.criterion)
 
 
 def _everything_crashes(bisection: Bisection) -> bool:
@@ -197,12 +207,16 @@ def _shared(job: Job, bisection: Bisection, result: BisectResult) -> SharedGuilt
     """Where no small set explains the drift, or the user asks for a bargain, share the drift out."""
     limits = job.request.limits
     no_small_set = result.status is Found.FOUND and result.fault is Fault.DRIFT and result.is_spread
-    if not (limits.is_given or no_small_set) or len(bisection.question.suspects) < 2:
+    if bisection.is_interrupted or not (limits.is_given or no_small_set) or len(bisection.question.suspects) < 2:
         return None
     if limits.is_given and not _ends_ran(bisection):
         return None
-    with job.progress.stage("sharing out the drift") as stage:
-        return share_out(bisection, limits, stage)
+    try:
+        with job.progress.stage("sharing out the drift") as stage:
+            return share_out(bisection, limits, stage)
+    except KeyboardInterrupt:
+        bisection.is_interrupted = True
+        return None
 
 
 def _ends_ran(bisection: Bisection) -> bool:

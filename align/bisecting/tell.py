@@ -165,7 +165,10 @@ def _gain(done: BisectDone) -> str:
     gain = done.result.share_of_gain
     if not done.result.outcome.culprits or done.result.fault is Fault.CRASH or done.result.question.topic.is_precision:
         return ""
-    return f": {percent(gain)} of the gain" if not math.isnan(gain) else ""
+    if not math.isnan(gain):
+        return f": {percent(gain)} of the gain"
+    was_timed = any(not math.isnan(card.seconds_cost) for card in done.result.cards)
+    return "; the gain of all choices is within noise here" if was_timed else ""
 
 
 def _shared(shared: SharedGuilt) -> Iterator[Line]:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from align.bisecting.bisection import BisectOptions
 from align.bisecting.journal import Journal
 from align.bisecting.trial import TrialResult
 from align.compare.model import Status
@@ -158,3 +159,19 @@ def build(choices):
         target(text.replace('"a" in self.on', '"b" in self.on and FACTOR').replace("1.5", "1.25") + "\nFACTOR = True\n")
     )
     assert named(same) == {frozenset({"user:b"})}
+
+
+def test_what_was_found_is_told_where_the_user_has_no_time_for_its_price(target, bisect, named, monkeypatch) -> None:
+    def impatient(session, plans):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("align.bisecting.conclude.time_plans", impatient)
+    text = (
+        SLOW.replace("range(40)", "range(12)")
+        .replace("0.1", "0.0")
+        .replace('os.environ["COUNT"]', '__file__ + ".count"')
+    )
+    done = bisect(target(text), options=BisectOptions(repeats=0, audits=0))
+    assert named(done) == {frozenset({"user:c09"})}
+    assert done.result.is_interrupted
+    assert done.artifacts.largest_passing
