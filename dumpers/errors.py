@@ -1,15 +1,15 @@
 """The tree of errors a user can meet; each is two lines (what is wrong, what to do) and carries its exit code.
 
-    AlignError
-      UsageError        2   wrong use: an argument, a key, a path
-        ConfigError         a file of settings has a wrong key or value
-        TargetError         the user's workload cannot be loaded or built
-        DeviceError         a device or dtype that is not there
-      TraceError        2   a trace cannot be read or written
-        TraceBusyError      another writer holds the path
-        TraceFormatError    not a trace, truncated, or of another version
-      UndecidedError    3   a run failed or gave no stable answer
-      InterruptedRun  130   the user pressed Ctrl-C, or the process was told to end
+AlignError
+  UsageError        2   wrong use: an argument, a key, a path
+    ConfigError         a file of settings has a wrong key or value
+    TargetError         the user's workload cannot be loaded or built
+    DeviceError         a device or dtype that is not there
+  TraceError        2   a trace cannot be read or written
+    TraceBusyError      another writer holds the path
+    TraceFormatError    not a trace, truncated, or of another version
+  UndecidedError    3   a run failed or gave no stable answer
+  InterruptedRun  130   the user pressed Ctrl-C, or the process was told to end
 """
 
 from __future__ import annotations
