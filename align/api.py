@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from align.choices import choice
 from align.dumpers.errors import UsageError
@@ -14,6 +14,9 @@ from align.progress import Reporter, Silent
 from align.recording import capture
 from align.reports.model import RunReport
 from align.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from align.bisecting.run import BisectDone
 
 _RUNS = Path("align_runs")
 
@@ -98,12 +101,28 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def bisect(target: str = "demo", *, out: str | Path | None = None, **options: Any) -> Any:
-    """Find the choices that make a target's candidate drift; options as for `run`. Returns a `BisectDone`."""
+def bisect(
+    target: str = "demo",
+    *,
+    out: str | Path | None = None,
+    nodes: Sequence[str] = (),
+    metric: str = "",
+    precision: bool = False,
+    **options: Any,
+) -> BisectDone:
+    """Find the choices that make a target's candidate drift, or with `precision` the modules that must stay float32.
+
+    nodes    globs of what is judged; the results without any
+    metric   `file.py:function(candidate, reference)` to judge by instead of a policy
+    options  keys of align.toml, as for `run`. The folder `out` is reused: a bisect that was killed goes on there.
+    """
+    from align.bisecting.question import Topic
     from align.bisecting.run import BisectRequest, run_bisect
 
     settings = load_settings(Path(), by_section({"target": target, **options}))
-    return run_bisect(BisectRequest(settings, out=Path(out) if out else None), Silent())
+    topic = Topic.PRECISION if precision else Topic.CHOICES
+    request = BisectRequest(settings, tuple(nodes), metric, topic=topic, out=Path(out) if out else None)
+    return run_bisect(request, Silent())
 
 
 __all__ = ["bisect", "capture", "choice", "fuses_module", "replaces_call", "run", "run_folder", "run_with_settings"]

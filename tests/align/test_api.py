@@ -42,3 +42,16 @@ def test_choices_asked_for_in_code_are_on_in_the_candidate_only(tmp_path: Path) 
     report = align.run(f"{tmp_path}/asking.py:build", out=tmp_path / "run", device="cpu", enabled=False)
     assert [str(row.choice) for row in report.choices] == ["user:double"]
     assert report.judgement.status is Status.PASS
+
+
+def test_bisect_returns_the_culprit_as_a_value(tmp_path: Path) -> None:
+    (tmp_path / "flagged.py").write_text(
+        "import torch\n"
+        "CHOICES = ('fine', 'bad')\n"
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self, scale):\n        super().__init__(); self.scale = scale\n"
+        "    def forward(self, x):\n        return x * self.scale\n"
+        "def build(choices):\n    return M(1.2 if 'bad' in choices else 1.0), torch.randn(64)\n"
+    )
+    done = align.bisect(f"{tmp_path}/flagged.py:build", out=tmp_path / "bisect", device="cpu")
+    assert [[str(choice) for choice in card.choices] for card in done.result.cards] == [["user:bad"]]
