@@ -24,6 +24,7 @@ from align.devices.cpu import Cpu
 from align.dumpers.errors import InterruptedRun, TargetError, UndecidedError
 from align.dumpers.naming import walk_tensors
 from align.dumpers.wire import Tap, Wire
+from align.scalar import Scalar, backward
 from align.workload import Workload
 
 
@@ -40,11 +41,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is the same in all runs of a comparison. `steps` 0 leaves the number of steps to the workload."""
+    """What is the same in all runs of a comparison. `steps` 0 leaves the number of steps to the workload.
+
+    With a `scalar` of the result, every run also computes its gradients.
+    """
 
     seed: int = 0
     steps: int = 0
     weights: str = "same"
+    scalar: Scalar | None = None
 
 
 class Executor:
@@ -159,17 +164,30 @@ class Executor:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.manual_seed(self.options.seed)
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.set_grad_enabled(self.options.scalar is not None))
             stack.enter_context(_without_fast_path())
             device.synchronize()
             with wire:
                 outcome = _drive(self.workload, args, kwargs, self.options.steps, wire, device, on_value)
+                if self.options.scalar is not None:
+                    self._backward(self.options.scalar, outcome.result)
         if next(walk_tensors((outcome.result, outcome.steps)), None) is None:
             raise TargetError(
                 f"{self.workload.name} returned no tensor but a {type(outcome.result).__name__}",
                 "return, or yield, tensors: they are what is compared",
             )
         return outcome
+
+    def _backward(self, scalar: Scalar, result: Any) -> None:
+        try:
+            backward(scalar, result)
+        except (TargetError, UndecidedError):
+            raise
+        except Exception as exc:
+            raise model_failed(f"{self.workload.name}, in backward,", exc) from exc
+        finally:
+            for parameter in self._model.parameters():
+                parameter.grad = None
 
     def _input(self, tensor: torch.Tensor, device: Device, dtype: torch.dtype | None) -> torch.Tensor:
         if tensor.is_floating_point():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from align.execute import Executor, Outcome, RunOptions
 from align.operators.registry import catalog
 from align.own import module_fusions
 from align.plan import PlannedSite, choose, flags_of, plan_sites, substitutions, user_choices_of
+from align.scalar import scalar_named
 from align.settings import RunSettings
 from align.taps.cast import SitePrecision, WidenReference
 from align.taps.module_swap import ModuleSwap
 from align.taps.substitute import Substitute
 from align.taps.transplant import Transplant, baseline_mode, is_transplant, parts_of
 from align.taps.unfuse import UnfuseCalls
-from align.workload import Target, find_target
+from align.workload import Target, Workload, find_target
 
 OnValue = Callable[[Any, Wire], None]
 
@@ -53,7 +55,8 @@ class Session:
         self.dtype: torch.dtype | None = None if keeps else select_dtype(settings.dtype, self.device)
         self.target: Target = find(settings.target)
         self._second: Target | None = find(settings.candidate) if settings.candidate else None
-        self._options = RunOptions(settings.seed, settings.steps, settings.weights)
+        scalar = scalar_named(settings.grad) if settings.grad else None
+        self._options = RunOptions(settings.seed, settings.steps, settings.weights, scalar)
         self._executors: dict[frozenset[str] | str, Executor] = {}
         self._inputs = ""
         self.sites: tuple[PlannedSite, ...] = ()
@@ -86,8 +89,19 @@ class Session:
         self.depth = _depth_of(survey.graph)
         self.computing_paths = tuple(dict.fromkeys(f"{name.partition('/')[0]}/*" for name in self.computing_calls))
         self._substitutes.clear()
-        self.sites = plan_sites(survey.graph, catalog(), self.device, executor.low)
+        self.sites = self._differentiable(plan_sites(survey.graph, catalog(), self.device, executor.low))
         return outcome
+
+    def _differentiable(self, sites: tuple[PlannedSite, ...]) -> tuple[PlannedSite, ...]:
+        """With gradients asked for, only kernels that are torch's own calls stay: the others have no backward."""
+        if self._options.scalar is None:
+            return sites
+        return tuple(
+            site
+            if site.kernel is None or site.kernel.is_native
+            else replace(site, kernel=None, reason="its kernel has no gradient")
+            for site in sites
+        )
 
     @contextmanager
     def on_inputs(self, name: str) -> Iterator[None]:
@@ -222,6 +236,10 @@ class Session:
         tap = self._substitutes[plan]
         tap.begin()
         return tap
+
+    def workload_of(self, plan: Plan) -> Workload:
+        """The workload that a plan runs: the target's, its variant with the plan's choices, or the second one's."""
+        return self.executor.workload if plan.role == "reference" else self._executor_of(plan).workload
 
     def _executor_of(self, plan: Plan) -> Executor:
         if self._second is not None and plan.role != "baseline":

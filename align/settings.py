@@ -33,6 +33,7 @@ class RunSettings(_Section):
     precision: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     plan: str = ""
+    grad: str = ""
     steps: int = Field(0, ge=0)
     seed: int = 0
 
@@ -44,6 +45,8 @@ class CaptureSettings(_Section):
     keep: Literal["tensors", "stats", "sample"] = "tensors"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    inputs: bool = False
     max_bytes: int = Field(0, ge=0)
     compression: str = "none"
 

@@ -23,6 +23,7 @@ from align.devices.base import process_environment
 from align.devices.cpu import Cpu
 from align.dumpers.choice import Plan
 from align.dumpers.errors import UsageError
+from align.dumpers.gradients import watch_gradients
 from align.dumpers.model import NodeKey, RunStatus, TraceHeader
 from align.dumpers.observe import Dataflow, Keep, Level, NoDataflow, Observe, Selection
 from align.dumpers.sink import TraceSink
@@ -214,8 +215,11 @@ class _Record:
     writer: TraceWriter
     outputs: list[NodeKey] = field(default_factory=list)
     count: int = 0
+    step: int = 0
+    stop_watching: Callable[[], None] = lambda: None
 
     def on_value(self, value: Any, wire: Wire) -> None:
+        self.step = wire.step
         self.outputs.extend(self.observe.record_result(value, wire.step))
 
     def __enter__(self) -> _Record:
@@ -225,6 +229,7 @@ class _Record:
         status = RunStatus.COMPLETE
         if kind is not None:
             status = RunStatus.INTERRUPTED if issubclass(kind, KeyboardInterrupt) else RunStatus.FAILED
+        self.stop_watching()
         self.sink.close(status)
 
 
@@ -246,13 +251,23 @@ def _recording(job: Job, plan: Plan, stage: Stage, sites: dict[CallId, str], flo
             stage.reach(count)
 
     record.observe = Observe(sink, selection, dataflow=flow, sites=sites, on_node=on_node)
+    if run.grad:
+        model = job.session.workload_of(plan).model
+        record.stop_watching = watch_gradients({"": model}, record.observe, lambda: record.step)
     return record
 
 
 def selection_of(settings: Settings) -> Selection:
     """What the settings want recorded."""
     capture = settings.capture
-    return Selection(Level(capture.level), Keep(capture.keep), capture.include, capture.exclude)
+    return Selection(
+        Level(capture.level),
+        Keep(capture.keep),
+        capture.include,
+        capture.exclude,
+        operators=capture.operators,
+        inputs=capture.inputs,
+    )
 
 
 def _finish_role(job: Job, plan: Plan, outcome: Outcome, record: _Record, unobserved: str = "") -> None:

@@ -36,6 +36,12 @@ def run(
     policy: Annotated[
         str, typer.Option(help="cann-l0, cann-l1, cann-l2, standard, cosine or auto", show_default=False)
     ] = "",
+    grad: Annotated[
+        str, typer.Option(help="record gradients too: of `sum`, or file.py:name(result)", show_default=False)
+    ] = "",
+    include: Annotated[list[str], typer.Option(help="record only nodes that match", show_default=False)] = [],
+    exclude: Annotated[list[str], typer.Option(help="do not record nodes that match", show_default=False)] = [],
+    inputs: Annotated[bool, typer.Option("--inputs", help="record inputs of calls and modules too")] = False,
     level: Annotated[str, typer.Option(help="module, call or both", show_default=False)] = "",
     keep: Annotated[str, typer.Option(help="tensors, stats or sample", show_default=False)] = "",
     max_bytes: Annotated[int, typer.Option(help="byte budget of each trace; 0 is none")] = 0,
@@ -59,9 +65,12 @@ def run(
         "run": given(
             target=target, candidate=candidate, device=device, dtype=dtype, weights=weights, fuse=tuple(fuse),
             no_fuse=tuple(no_fuse), precision=tuple(precision), flags=tuple(flag), steps=steps, seed=seed,
-            plan=str(plan or ""),
+            plan=str(plan or ""), grad=grad,
         ),
-        "capture": given(level=level, keep=keep, max_bytes=max_bytes),
+        "capture": given(
+            level=level, keep=keep, max_bytes=max_bytes, include=tuple(include), exclude=tuple(exclude),
+            inputs=inputs or None,
+        ),
         "judge": given(policy=policy),
         "timing": {"enabled": False} if no_timing else {},
     }  # fmt: skip

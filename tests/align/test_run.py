@@ -198,3 +198,29 @@ def test_a_plan_file_reproduces_the_candidate_it_was_written_for(align, tiny: st
     plan = tmp_path / "first" / "candidate.plan.json"
     align("run", tiny, "--device", "cpu", "--plan", plan, "--out", "second", "-q", *FAST)
     assert plan.read_text() == (tmp_path / "second" / "candidate.plan.json").read_text()
+
+
+def test_gradients_of_outputs_and_parameters_are_nodes_like_others(tiny: str, tmp_path: Path) -> None:
+    report = package.run(tiny, out=tmp_path / "run", device="cpu", enabled=False, grad="sum", dtype="float32")
+    with Trace.open(tmp_path / "run" / "reference.h5") as reference:
+        keys = {str(record.key) for record in reference.nodes}
+    assert {"out/linear#0:grad.0", "out/parameter#0:grad.weight", "conv/parameter#0:grad.weight"} <= keys
+    gradients = [node for node in report.comparison.nodes if node.key.slot.startswith("grad.")]
+    assert gradients
+    assert all(node.candidate is not None for node in gradients)
+    assert {row.reason for row in report.choices if row.state.value == "unavailable"} == {"its kernel has no gradient"}
+
+
+def test_a_model_without_gradients_is_told_so(align, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ended = align("run", broken(tmp_path, "return x + 1"), "--device", "cpu", "--grad", "sum", *FAST)
+    assert ended.code == 2
+    assert "no gradient leads back from the scalar" in ended.err
+
+
+def test_include_and_inputs_choose_what_is_recorded(align, tiny: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ended = align("run", tiny, "--device", "cpu", "--include", "out*", "--inputs", "--out", "run", "-q", *FAST)
+    assert ended.code == 0, ended.err
+    with Trace.open(tmp_path / "run" / "baseline.h5") as trace:
+        keys = [str(record.key) for record in trace.nodes if record.key.op != "output"]
+    assert "out/linear#0:in.0" in keys
+    assert all(key.startswith("out/") for key in keys)
