@@ -17,14 +17,19 @@ dtype = "bfloat16"                 # of baseline and candidate; float16, float32
 weights = "same"                   # the reference's: same = the low-precision ones widened; original = as built
 fuse = []                          # globs of what to fuse, such as "attention@unet.*"; empty fuses all there is
 no_fuse = []                       # globs of what to keep unfused
+precision = []                     # parts of the candidate in another dtype, such as "float32@unet.mid"
+flags = []                         # device flags of the candidate, such as "npu.conv.allow_hf32=on"; see `align doctor`
 steps = 0                          # steps of a loop; 0 leaves it to the target
 seed = 0
+grad = ""                          # record gradients too: of `sum`, or of file.py:function(result)
 
 [capture]
 level = "both"                     # module, call or both
 keep = "tensors"                   # tensors, stats or sample
 include = []                       # globs over module paths and calls
 exclude = []
+operators = []                     # only calls and classes that match
+inputs = false                     # record inputs of calls and modules too
 max_bytes = 0                      # byte budget of each trace; 0 is none
 
 [judge]
@@ -40,6 +45,9 @@ min_speedup = 0.0
 max_slowdown = 0.0
 max_memory_bytes = 0
 min_coverage = 0.0
+# policy = "cann-l2"               # another policy than [judge]'s
+# [gate.limits]                    # largest error of nodes that match: relative L2, or a table of figures
+# "unet.*" = 0.02
 """
 
 TARGET = '''\
