@@ -98,7 +98,9 @@ def run_bisect(request: BisectRequest, progress: Reporter) -> BisectDone:
         _check_observer(job, question)
     job.notes.extend(_training_notes(job.session, question))
     journal = Journal(job.folder / "bisect.journal.jsonl", _name_of(request, question, baseline))
-    workers = start_workers(job.trials, request.workers)
+    # Flags that only a fresh process can set: each trial then has one.
+    late = bool(job.session.late_flags(question.everything))
+    workers = start_workers(job.trials, replace(request.workers, isolate=request.workers.isolate or late))
     try:
         return _searched(job, Bisection(job.session, question, workers, journal, request.options, _ignore))
     finally:

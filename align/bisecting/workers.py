@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from align.bisecting.trial import Criterion, Ends, TrialResult, Trials, unknown
+from align.devices import select_device
 from align.devices.base import process_environment
 from align.dumpers.choice import Plan
 from align.isolated import OwnProcess
@@ -135,8 +136,9 @@ class Processes:
         """A new child, on the first device that no other child has."""
         taken = {child.slot for child in (*self._idle, *self._busy)}
         slot = next(slot for slot in range(self.width) if slot not in taken)
-        variables = process_environment(flags_of(plan)) if self._options.isolate else {}
-        return _Child(self._told, variables | _visible_device(self._told.settings.device, slot), slot)
+        flags = flags_of(plan) if self._options.isolate else {}
+        variables = process_environment(flags) | _visible_device(self._told.settings.device, slot)
+        return _Child(self._told, variables, slot, flags)
 
     def _news(self) -> list[tuple[_Child, TrialResult]]:
         """Wait for an answer, or for the first child to run out of time."""
@@ -167,11 +169,11 @@ _FOREVER = 1e9
 class _Child(OwnProcess):
     """A worker process: getting ready, at a plan, or idle."""
 
-    def __init__(self, told: Told, variables: dict[str, str], slot: int) -> None:
+    def __init__(self, told: Told, variables: dict[str, str], slot: int, flags: dict[str, str]) -> None:
         super().__init__(variables)
         self.slot = slot
         self.pipe = self._pipe
-        self.pipe.send((f"{__name__}:get_ready", (told,)))
+        self.pipe.send((f"{__name__}:get_ready", (told, flags)))
         self.index, self._plan = -1, Plan("", "", "")
         self._timeout, self._deadline = 0.0, float("inf")
         self._is_ready, self.is_alive = False, True
@@ -213,9 +215,13 @@ class _Child(OwnProcess):
 _own: list[Trials] = []
 
 
-def get_ready(told: Told) -> None:
-    """Build and survey the workload, in a child. Ctrl-C is the parent's affair from here on."""
+def get_ready(told: Told, flags: dict[str, str]) -> None:
+    """Set the flags that must be first, build and survey the workload, in a child.
+
+    Ctrl-C is the parent's affair from here on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    select_device(told.settings.device).prepare(flags)
     _own[:] = [told.trials()]
 
 
