@@ -46,7 +46,9 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeini(
-        "[pytest]\naddopts = -p align.pytest_plugin --strict-markers -p no:cacheprovider\nfilterwarnings = error\n"
+        "[pytest]\naddopts = -p align.pytest_plugin --strict-markers -p no:cacheprovider\n"
+        # installed, the outer run has imported the plugin already
+        "filterwarnings =\n    error\n    ignore:Module already imported:pytest.PytestAssertRewriteWarning\n"
     )
     return pytester
 
