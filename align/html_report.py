@@ -84,7 +84,9 @@ def _detail(mine: RawTensor | None, reference: RawTensor | None) -> ErrorDetail 
 
 def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[Cells, str, str]:
     """|c - r| as a picture: the last two axes (leading ones by maximum), reduced to at most 96 cells a side."""
-    error = np.abs(np.asarray(widen(candidate), dtype=np.float64) - np.asarray(widen(reference), dtype=np.float64))
+    ours, theirs = (np.asarray(widen(raw), dtype=np.float64) for raw in (candidate, reference))
+    with np.errstate(invalid="ignore"):  # two equal infinities are no error
+        error = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
     if error.ndim == 0 or error.size == 0:
         return (), "", ""
     flat = error.reshape(1, -1) if error.ndim == 1 else error.reshape(-1, *error.shape[-2:]).max(axis=0)

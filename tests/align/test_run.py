@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 import torch
 
 import align as package
+from align.dumpers.dtypes import RawTensor
 from align.dumpers.model import NodeKey, Storage
 from align.dumpers.store import Trace
+from align.html_report import error_map
 
 FAST = ("--no-timing",)
 
@@ -224,3 +227,9 @@ def test_include_and_inputs_choose_what_is_recorded(align, tiny: str, tmp_path: 
         keys = [str(record.key) for record in trace.nodes if record.key.op != "output"]
     assert "out/linear#0:in.0" in keys
     assert all(key.startswith("out/") for key in keys)
+
+
+def test_equal_infinities_are_no_error_in_the_error_map() -> None:
+    values = np.array([[1.0, -np.inf], [np.inf, 2.0]], dtype=np.float32)
+    cells, _, _ = error_map(RawTensor(values, "float32"), RawTensor(values, "float32"))
+    assert cells == ((0.0, 0.0), (0.0, 0.0))
