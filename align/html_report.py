@@ -84,7 +84,7 @@ def _detail(mine: RawTensor | None, reference: RawTensor | None) -> ErrorDetail 
 
 def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[Cells, str, str]:
     """|c - r| as a picture: the last two axes (leading ones by maximum), reduced to at most 96 cells a side."""
-    ours, theirs = (np.asarray(widen(raw), dtype=np.float64) for raw in (candidate, reference))
+    ours, theirs = (_double(widen(raw)) for raw in (candidate, reference))
     with np.errstate(invalid="ignore"):  # two equal infinities are no error
         error = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
     if error.ndim == 0 or error.size == 0:
@@ -93,6 +93,10 @@ def error_map(candidate: RawTensor, reference: RawTensor) -> tuple[Cells, str, s
     names = ("", "position") if error.ndim == 1 else (f"axis {error.ndim - 2}", f"axis {error.ndim - 1}")
     cells = _reduce(_reduce(flat, 0), 1)
     return tuple(tuple(float(value) for value in row) for row in cells), *names
+
+
+def _double(values: Array) -> Array:
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
 
 def _reduce(values: Array, axis: int) -> Array:

@@ -73,7 +73,7 @@ class GateSettings(_Section):
 
     limits            node glob = largest relative L2, or {rel_l2, max_abs, excess}; the longest matching glob holds
     max_slowdown      candidate's seconds over the baseline's, for every input shape: 1.05 allows 5 % more
-    tolerance         share by which a node's error may pass the accepted one before it counts (see align/gating/budget.py)
+    tolerance         share by which a node may pass its accepted error before it counts (see align/gating/budget.py)
     speed_tolerance   share of the accepted speed-up that may be lost
     """
 
