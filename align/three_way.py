@@ -10,10 +10,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from align.causes import growth_notes, origin_cards
 from align.compare.judge import judge
 from align.compare.model import Comparison, Judgement
 from align.compare.policy import policy_named
@@ -38,7 +40,7 @@ from align.noise import measure_floors
 from align.pictures import Album
 from align.plan import PlannedSite
 from align.progress import Reporter, Stage
-from align.reports.model import NodeFloor, RoleRow, RunReport, Timing
+from align.reports.model import NodeFloor, OriginCard, RoleRow, RunReport, Timing
 from align.reports.stored import store
 from align.session import Session
 from align.settings import Settings
@@ -306,9 +308,16 @@ def _compare(job: Job, plans: dict[str, Plan]) -> tuple[Comparison, Judgement]:
                     comparison = compare_traces(ours, theirs, beside)
             else:
                 comparison = compare_traces(ours, theirs)
-        floors = _floors(job, plans["baseline"], theirs)
-    job.floors = floors
-    return comparison, judge_as_told(job.settings, comparison, tuple(job.outputs), floors)
+        job.floors = _floors(job, plans["baseline"], theirs)
+    judgement = judge_as_told(job.settings, comparison, tuple(job.outputs), job.floors)
+    job.notes.extend(growth_notes(comparison, judgement.outputs))
+    return comparison, judgement
+
+
+def _origins(job: Job, comparison: Comparison, judgement: Judgement) -> tuple[OriginCard, ...]:
+    with ExitStack() as stack:
+        traces = {row.role: stack.enter_context(Trace.open(job.folder / row.trace)) for row in job.rows}
+        return origin_cards(comparison, judgement, traces)
 
 
 def _floors(job: Job, baseline: Plan, reference: Trace) -> NoiseFloors | None:
@@ -399,6 +408,7 @@ def _report(
         choices=choice_rows(job.session, plans["candidate"], comparison),
         timing=timing,
         floors=floors,
+        origins=_origins(job, comparison, judgement),
         pictures=tuple(job.pictures),
         files=tuple(sorted(files)),
         notes=tuple(job.notes),

@@ -58,6 +58,7 @@ def render_html(report: RunReport, pages: Sequence[NodePage] = (), pictures: Map
         coverage=summary.coverage_line(report),
         outputs=summary.output_findings(report),
         origins=summary.origin_rows(report),
+        causes=summary.origin_remarks(report),
         worst=summary.worst_nodes(report, _PRINTED_NODES),
         groups=ledger.operator_rows(report.choices),
         bars=timing_bars(report.timing) if report.timing else (),

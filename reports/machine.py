@@ -51,6 +51,7 @@ def as_object(report: RunReport) -> dict[str, Any]:
         "choices": plain(report.choices),
         "timing": plain(report.timing),
         "culprits": plain(report.culprits),
+        "origins": plain(report.origins),
         "floors": {str(floor.node): plain(floor.rel_l2) for floor in report.floors},
         "warnings": plain(report.comparison.warnings),
         "notes": plain(report.notes),

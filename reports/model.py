@@ -109,6 +109,19 @@ class CulpritCard:
 
 
 @dataclass(frozen=True, slots=True)
+class OriginCard:
+    """More of a node where drift begins: relative L2 in excess of the baseline's that it introduces and inherits.
+
+    `looks_like` is what kind of error it is, with evidence; empty if no hypothesis fits or none was tried.
+    """
+
+    node: str
+    introduced: float
+    inherited: float
+    looks_like: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFloor:
     """The spread that rounding alone explains at a node: a high quantile of perturbed baseline runs' relative L2."""
 
@@ -129,6 +142,7 @@ class RunReport:
     timing: Timing | None = None
     culprits: tuple[CulpritCard, ...] = ()
     floors: tuple[NodeFloor, ...] = ()
+    origins: tuple[OriginCard, ...] = ()
     pictures: tuple[tuple[str, str], ...] = ()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -143,6 +143,15 @@ def origin_rows(report: RunReport) -> tuple[NodeRow, ...]:
     return tuple(by_key[key] for key in report.judgement.origins if key in by_key)
 
 
+def origin_remarks(report: RunReport) -> dict[str, tuple[str, ...]]:
+    """By node: what it introduces beside what it inherits, and what its error looks like."""
+    remarks = {}
+    for card in report.origins:
+        first = f"introduces {figure(card.introduced)}, inherits {figure(card.inherited)}"
+        remarks[card.node] = (first, f"looks like {card.looks_like}") if card.looks_like else (first,)
+    return remarks
+
+
 def parse_statuses(text: str) -> frozenset[Status]:
     """Read `--only`: status names with commas between them; `fault` stands for all that fail a run."""
     chosen: set[Status] = set()

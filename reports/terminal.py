@@ -26,6 +26,7 @@ from align.reports.summary import (
     coverage_line,
     headline,
     node_rows,
+    origin_remarks,
     origin_rows,
     output_findings,
     status_counts,
@@ -133,6 +134,7 @@ def _print_origins(report: RunReport, console: Console) -> None:
     rows = origin_rows(report)
     if not rows:
         return
+    remarks = origin_remarks(report)
     _title(console, "Drift begins at", "first faulty nodes whose inputs all pass")
     for row in rows[:5]:
         key = shorten(one_line(str(row.node.key)), _room(console) - 4)
@@ -142,6 +144,8 @@ def _print_origins(report: RunReport, console: Console) -> None:
             f"    {one_line(row.verdict.why) or _why(row)}"
             + (f"  [{one_line(row.node.site)}]" if row.node.site else ""),
         )
+        for remark in remarks.get(str(row.node.key), ()):
+            _line(console, f"    {one_line(remark)}")
     if len(rows) > 5:
         _line(console, f"  and {count(len(rows) - 5)} more", "dim")
 

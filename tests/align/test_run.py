@@ -233,3 +233,26 @@ def test_equal_infinities_are_no_error_in_the_error_map() -> None:
     values = np.array([[1.0, -np.inf], [np.inf, 2.0]], dtype=np.float32)
     cells, _, _ = error_map(RawTensor(values, "float32"), RawTensor(values, "float32"))
     assert cells == ((0.0, 0.0), (0.0, 0.0))
+
+
+def test_an_origin_says_what_it_introduces_and_what_its_error_looks_like(align, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "two.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class M(nn.Module):\n"
+        "    def __init__(self, scale):\n"
+        "        super().__init__(); torch.manual_seed(0); self.scale = scale\n"
+        "        self.a = nn.Linear(64, 64); self.b = nn.Linear(64, 64)\n"
+        "    def forward(self, x):\n        return self.b(torch.relu(self.a(x) * self.scale))\n"
+        "def build():\n    return M(1.0), torch.randn(16, 64)\n"
+        "def fused():\n    return M(1.5), torch.randn(16, 64)\n"
+    )
+    words = ("run", "two.py:build", "--candidate", "two.py:fused", "--device", "cpu", "--json", *FAST)
+    origins = json.loads(align(*words).out)["origins"]
+    assert [card["node"] for card in origins] == ["/mul#0:0"]
+    assert origins[0]["introduced"] == pytest.approx(0.5, rel=0.05)
+    assert origins[0]["looks_like"].startswith("factor:")
+
+
+def test_growth_over_the_steps_is_told(align) -> None:  # type: ignore[no-untyped-def]
+    body = json.loads(align("run", "demo", "--device", "cpu", "--level", "module", "--json", *FAST).out)
+    assert any(note.startswith("error of /output#0:0 over the steps:") for note in body["notes"])

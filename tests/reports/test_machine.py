@@ -57,6 +57,7 @@ def test_the_keys_of_the_schema_are_these(unet: RunReport) -> None:
         "choices",
         "timing",
         "culprits",
+        "origins",
         "floors",
         "warnings",
         "notes",
