@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from align.compare.measures import measure
@@ -57,15 +59,27 @@ class MeasureSink:
         return Comparison(tuple(self.nodes), Coverage(count, count, 0, 0, 0, 0), has_baseline=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What perturbed runs are measured against, and the plain baseline that an equal run is compared with."""
+
+    reference: Trace
+    baseline: Trace
+
+
 def measure_floors(
-    session: Session, plan: Plan, selection: Selection, reference: Trace, runs: int, stage: Stage
+    session: Session, plan: Plan, selection: Selection, traces: Traces, runs: int, stage: Stage
 ) -> NoiseFloors:
-    """Run the plan perturbed `runs` times and return every node's limit."""
+    """Run the plan perturbed `runs` times, and once as it is, and return every node's limit.
+
+    The unperturbed run measures nondeterminism: its difference from the recorded baseline is the
+    floor under all figures.
+    """
     perturbed = []
     for run in range(runs):
-        perturbed.append(_measured(session, plan, selection, reference, [Perturb(seed=1000 + run)]))
+        perturbed.append(_measured(session, plan, selection, traces.reference, [Perturb(seed=1000 + run)]))
         stage.reach(run + 1)
-    return floors_of_runs(perturbed)
+    return floors_of_runs(perturbed, _measured(session, plan, selection, traces.baseline, []))
 
 
 def _measured(session: Session, plan: Plan, selection: Selection, reference: Trace, taps: list[Tap]) -> Comparison:

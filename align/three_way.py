@@ -36,7 +36,7 @@ from align.execute import Outcome, digest_of
 from align.html_report import write_html
 from align.isolated import OwnProcess
 from align.ledger import choice_rows
-from align.noise import measure_floors
+from align.noise import Traces, measure_floors
 from align.pictures import Album
 from align.plan import PlannedSite
 from align.progress import Reporter, Stage
@@ -321,12 +321,24 @@ def _origins(job: Job, comparison: Comparison, judgement: Judgement) -> tuple[Or
 
 
 def _floors(job: Job, baseline: Plan, reference: Trace) -> NoiseFloors | None:
-    """The spread of perturbed baselines, if the policy asks for it."""
+    """The spread of perturbed baselines, if the policy asks for it and there is a baseline."""
     told = job.settings.judge
-    if "auto" not in (told.policy, *told.overrides.values()):
+    if "auto" not in (told.policy, *told.overrides.values()) or "baseline" not in job.roles:
         return None
-    with job.progress.stage("perturbed baselines", told.perturbed_runs) as stage:
-        return measure_floors(job.session, baseline, selection_of(job.settings), reference, told.perturbed_runs, stage)
+    selection, runs = selection_of(job.settings), told.perturbed_runs
+    with (
+        job.progress.stage("perturbed baselines", runs) as stage,
+        Trace.open(job.folder / "baseline.h5") as plain,
+    ):
+        floors = measure_floors(job.session, baseline, selection, Traces(reference, plain), runs, stage)
+    unsteady = [limit for limit in floors.limits if limit.nondeterminism > 0.0]
+    if unsteady:
+        worst = max(unsteady, key=lambda limit: limit.nondeterminism)
+        job.notes.append(
+            f"the baseline is not deterministic: two equal runs differ at {len(unsteady)} nodes, by up to "
+            f"{worst.nondeterminism:.3g} at {worst.key}; limits include it"
+        )
+    return floors
 
 
 def judge_as_told(

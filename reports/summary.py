@@ -145,7 +145,7 @@ def origin_rows(report: RunReport) -> tuple[NodeRow, ...]:
 
 def origin_remarks(report: RunReport) -> dict[str, tuple[str, ...]]:
     """By node: what it introduces beside what it inherits, and what its error looks like."""
-    remarks = {}
+    remarks: dict[str, tuple[str, ...]] = {}
     for card in report.origins:
         first = f"introduces {figure(card.introduced)}, inherits {figure(card.inherited)}"
         remarks[card.node] = (first, f"looks like {card.looks_like}") if card.looks_like else (first,)

@@ -256,3 +256,10 @@ def test_an_origin_says_what_it_introduces_and_what_its_error_looks_like(align, 
 def test_growth_over_the_steps_is_told(align) -> None:  # type: ignore[no-untyped-def]
     body = json.loads(align("run", "demo", "--device", "cpu", "--level", "module", "--json", *FAST).out)
     assert any(note.startswith("error of /output#0:0 over the steps:") for note in body["notes"])
+
+
+def test_policy_auto_measures_its_own_tolerance(align, tiny: str) -> None:  # type: ignore[no-untyped-def]
+    body = json.loads(align("run", tiny, "--device", "cpu", "--policy", "auto", "--json", *FAST).out)
+    assert body["verdict"]["policy"] == "auto"
+    assert body["verdict"]["status"] == "pass"
+    assert body["floors"]["/output#0:0"] > 0.0
