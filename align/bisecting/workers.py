@@ -221,7 +221,8 @@ def get_ready(told: Told, flags: dict[str, str]) -> None:
     Ctrl-C is the parent's affair from here on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    select_device(told.settings.device).prepare(flags)
+    device = select_device(told.settings.device)
+    device.prepare({name: value for name, value in flags.items() if name in device.flags()})  # others: the target's own
     _own[:] = [told.trials()]
 
 
