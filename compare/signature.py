@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from align.compare.signature_bits import find_coarse, find_rounding, find_truncated
 from align.compare.signature_context import (
     find_attention_mask,
@@ -57,7 +59,9 @@ def diagnose(
     if candidate.shape != reference.shape:
         return (_none(f"shapes differ: {candidate.shape} against {reference.shape}"),)
     specimen = prepare(candidate, reference, baseline, inputs)
-    found = [*_all_found(specimen), *find_stale(specimen, others, candidate.shape)]
+    # Where values are not finite a hypothesis may compute NaN: every comparison with it is false, so it does not fit.
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        found = [*_all_found(specimen), *find_stale(specimen, others, candidate.shape)]
     if specimen.squared == 0.0 and not found:
         return (Signature(SignatureKind.EQUAL, "both sides are equal", 1.0),)
     return order_found(found) or (_none("no hypothesis explains 85 % of the squared error"),)

@@ -464,3 +464,14 @@ def test_a_huge_tensor_is_thinned_and_indices_stay_true() -> None:
     found = first(RawTensor(candidate, "float32"), RawTensor(reference, "float32"))
     assert found.kind is SignatureKind.CONFINED
     assert "axis 1 from 48 on" in found.evidence
+
+
+def test_infinities_in_what_the_node_read_raise_no_warning() -> None:
+    random = np.random.default_rng(0)
+    reference = random.standard_normal((4, 8)).astype(np.float32)
+    source = reference.copy()
+    source[0, 0], source[0, 4] = np.inf, -np.inf
+    candidate = reference.copy()
+    candidate[0] = np.inf
+    inputs = (RawTensor(source, "float32"),)
+    assert diagnose(RawTensor(candidate, "float32"), RawTensor(reference, "float32"), inputs=inputs)
