@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from align.dumpers.labels import TensorLabels
-from align.dumpers.model import MODULE_OP, NodeKey
+from align.dumpers.model import NodeKey
 from align.dumpers.naming import map_tensors, walk_tensors
 from align.dumpers.wire import Call, CallId, Tap
 
@@ -209,8 +209,3 @@ def _apart(call: Call, output: Any) -> Any:
     """The output as a tensor of its own: one object cannot carry two marks, its maker's and the cast's."""
     is_input = bool(call.args) and output is call.args[0] and call.kwargs.get("inplace") is not True
     return output.view_as(output) if is_input and isinstance(output, torch.Tensor) else output
-
-
-def is_module_ident(ident: CallId) -> bool:
-    """Whether a call is a module's forward."""
-    return ident[1] == MODULE_OP

@@ -141,11 +141,6 @@ class Operator:
     fused_anyway: frozenset[str] = field(default_factory=frozenset)
 
 
-def is_op(record: CallRecord | None, *names: str) -> bool:
-    """Whether a record is a call of one of these functions."""
-    return record is not None and record.op in names
-
-
 def source(graph: CallGraph, record: CallRecord, position: int, *names: str) -> CallRecord | None:
     """The call that made argument `position`, if it is one of the named functions."""
     maker = graph.maker(record.argument(position, ""))
@@ -155,12 +150,3 @@ def source(graph: CallGraph, record: CallRecord, position: int, *names: str) -> 
 def operand(value: Any) -> Operand | None:
     """The value if it is a tensor operand."""
     return value if isinstance(value, Operand) else None
-
-
-def either_order(graph: CallGraph, record: CallRecord, *names: str) -> tuple[CallRecord, int] | None:
-    """For a commutative call: the maker that is one of the named functions, and its position (0 or 1)."""
-    for position in (0, 1):
-        maker = source(graph, record, position, *names)
-        if maker is not None:
-            return maker, position
-    return None
